@@ -59,6 +59,7 @@ type key struct {
 	Image       digest.Digest `json:"image"`
 	Chain       digest.Digest `json:"chain"`
 	Ready       time.Time     `json:"ready"`
+	Damaged     time.Time     `json:"damaged"`
 }
 
 func (k key) String() string { return k.Ref + " for " + k.Platform + " on " + k.Snapshotter }
@@ -140,7 +141,11 @@ func (c *check) record(name string, img images.Image) {
 		c.keys[k.String()] = name
 		c.images[k.Image.String()] = true
 		c.namesOf(k, name, img.Target)
+		known := len(c.problems)
 		c.contentOf(k, img.Target)
+		if !k.Damaged.IsZero() {
+			c.problems = c.problems[:known] // a part of it is gone
+		}
 	}
 }
 

@@ -33,7 +33,8 @@ const (
 	SourceImported Source = "imported"
 )
 
-// Entry describes a key that is ready: the content of its label, and the image record that carries the label.
+// Entry describes a key: the content of its label, and the image record that carries the label. The key is ready, unless
+// DamagedAt is set.
 type Entry struct {
 	Key
 
@@ -61,6 +62,12 @@ type Entry struct {
 	Source Source
 	// Host is the registry host that resolved the digest. It is empty if no host did.
 	Host string
+
+	// DamagedAt is when the key became damaged: its label stays, but the image is not ready and could not be repaired yet.
+	// It is zero for a key that is ready. Keys in the index are never damaged.
+	DamagedAt time.Time
+	// UnusedAt is since when no runtime handler has had the key's target. It is zero while one has it.
+	UnusedAt time.Time
 
 	// Record is the name of the image record that carries the label.
 	Record string

@@ -51,6 +51,8 @@ type keyLabel struct {
 	ReadyAt     time.Time     `json:"ready"`
 	Source      Source        `json:"source"`
 	Host        string        `json:"host,omitempty"`
+	DamagedAt   time.Time     `json:"damaged,omitzero"`
+	UnusedAt    time.Time     `json:"unused,omitzero"`
 }
 
 // KeyLabelName returns the name of the label that holds k.
@@ -110,6 +112,8 @@ func labelOf(e Entry) keyLabel {
 		ReadyAt:     e.ReadyAt.UTC(),
 		Source:      e.Source,
 		Host:        e.Host,
+		DamagedAt:   e.DamagedAt.UTC(),
+		UnusedAt:    e.UnusedAt.UTC(),
 	}
 	if l.UserAside {
 		l.User = ""
@@ -153,6 +157,8 @@ func DecodeKeyLabel(name, value string) (Entry, error) {
 		Host:     l.Host,
 
 		UserOmitted: l.UserAside,
+		DamagedAt:   l.DamagedAt,
+		UnusedAt:    l.UnusedAt,
 	}
 	if want := KeyLabelName(e.Key); want != name {
 		return Entry{}, fmt.Errorf("label %s: holds key %s, which belongs in label %s: %w", name, e.Key, want, errdefs.ErrInvalidArgument)
@@ -177,8 +183,10 @@ func (l keyLabel) validate() error {
 	}
 	// A time zone can move a valid time out of the years that JSON supports. An entry that cannot be written again
 	// would block changes of its record.
-	if y := l.ReadyAt.UTC().Year(); y < 0 || y > 9999 {
-		return fmt.Errorf("ready time %s is out of range: %w", l.ReadyAt, errdefs.ErrInvalidArgument)
+	for _, at := range [...]time.Time{l.ReadyAt, l.DamagedAt, l.UnusedAt} {
+		if y := at.UTC().Year(); y < 0 || y > 9999 {
+			return fmt.Errorf("time %s is out of range: %w", at, errdefs.ErrInvalidArgument)
+		}
 	}
 	if l.ChainID != "" {
 		if err := validateDigest(l.ChainID); err != nil {

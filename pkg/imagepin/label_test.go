@@ -75,6 +75,34 @@ func TestKeyLabelRoundTrip(t *testing.T) {
 	}
 }
 
+// TestKeyLabelStates checks that a label has the times of a damaged and of an unused key, and that the label of a ready one,
+// which earlier releases have written, has neither.
+func TestKeyLabelStates(t *testing.T) {
+	ready := sampleEntry()
+	_, plain := mustEncode(t, ready)
+	for _, field := range []string{"damaged", "unused"} {
+		if strings.Contains(plain, field) {
+			t.Errorf("the label of a ready key has the field %s: %s", field, plain)
+		}
+	}
+	e := ready
+	e.DamagedAt, e.UnusedAt = e.ReadyAt.Add(time.Hour), e.ReadyAt.Add(2*time.Hour)
+	name, value := mustEncode(t, e)
+	if value == plain || IsKeyLabelOf(ready, value) || !IsKeyLabelOf(e, value) {
+		t.Errorf("got label %s", value)
+	}
+	got, err := DecodeKeyLabel(name, value)
+	if err != nil || !got.DamagedAt.Equal(e.DamagedAt) || !got.UnusedAt.Equal(e.UnusedAt) {
+		t.Errorf("got damaged since %s and unused since %s, %v", got.DamagedAt, got.UnusedAt, err)
+	}
+	if _, err := DecodeKeyLabel(name, strings.Replace(value, `"damaged":"2026-`, `"damaged":"0000-`, 1)); err != nil {
+		t.Errorf("a time in the year 0: %v", err)
+	}
+	if _, err := DecodeKeyLabel(name, strings.Replace(value, `"damaged":"2026-05-04T02:02:01.987654321Z"`, `"damaged":"0000-01-01T00:00:00+01:00"`, 1)); !errdefs.IsInvalidArgument(err) {
+		t.Errorf("a time before the year 0: got %v, want an ErrInvalidArgument", err)
+	}
+}
+
 // TestLongUserIsOmitted checks that a label omits a user that does not fit in it.
 func TestLongUserIsOmitted(t *testing.T) {
 	e := sampleEntry()

@@ -141,21 +141,26 @@ func (x *Target) GetSnapshotter() string {
 
 // Key is one image on the node.
 type Key struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Ref           string                 `protobuf:"bytes,1,opt,name=ref,proto3" json:"ref,omitempty"`
-	Target        *Target                `protobuf:"bytes,2,opt,name=target,proto3" json:"target,omitempty"`
-	Handlers      []string               `protobuf:"bytes,3,rep,name=handlers,proto3" json:"handlers,omitempty"` // runtime handlers with this target
-	Root          *Descriptor            `protobuf:"bytes,4,opt,name=root,proto3" json:"root,omitempty"`         // what the registry returned for the reference
-	Manifest      string                 `protobuf:"bytes,5,opt,name=manifest,proto3" json:"manifest,omitempty"` // digest of the manifest for the platform
-	ImageId       string                 `protobuf:"bytes,6,opt,name=image_id,json=imageId,proto3" json:"image_id,omitempty"`
-	ChainId       string                 `protobuf:"bytes,7,opt,name=chain_id,json=chainId,proto3" json:"chain_id,omitempty"`
-	Size          int64                  `protobuf:"varint,8,opt,name=size,proto3" json:"size,omitempty"` // bytes
-	User          string                 `protobuf:"bytes,9,opt,name=user,proto3" json:"user,omitempty"`
-	ReadyAt       *timestamppb.Timestamp `protobuf:"bytes,10,opt,name=ready_at,json=readyAt,proto3" json:"ready_at,omitempty"`
-	Source        string                 `protobuf:"bytes,11,opt,name=source,proto3" json:"source,omitempty"` // pull, adopted, imported
-	Host          string                 `protobuf:"bytes,12,opt,name=host,proto3" json:"host,omitempty"`     // registry host that resolved the digest
-	Record        string                 `protobuf:"bytes,13,opt,name=record,proto3" json:"record,omitempty"` // image record that carries the key
-	Pin           string                 `protobuf:"bytes,14,opt,name=pin,proto3" json:"pin,omitempty"`       // scope of the pin that holds the reference at this digest; empty if there is none
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	Ref      string                 `protobuf:"bytes,1,opt,name=ref,proto3" json:"ref,omitempty"`
+	Target   *Target                `protobuf:"bytes,2,opt,name=target,proto3" json:"target,omitempty"`
+	Handlers []string               `protobuf:"bytes,3,rep,name=handlers,proto3" json:"handlers,omitempty"` // runtime handlers with this target
+	Root     *Descriptor            `protobuf:"bytes,4,opt,name=root,proto3" json:"root,omitempty"`         // what the registry returned for the reference
+	Manifest string                 `protobuf:"bytes,5,opt,name=manifest,proto3" json:"manifest,omitempty"` // digest of the manifest for the platform
+	ImageId  string                 `protobuf:"bytes,6,opt,name=image_id,json=imageId,proto3" json:"image_id,omitempty"`
+	ChainId  string                 `protobuf:"bytes,7,opt,name=chain_id,json=chainId,proto3" json:"chain_id,omitempty"`
+	Size     int64                  `protobuf:"varint,8,opt,name=size,proto3" json:"size,omitempty"` // bytes
+	User     string                 `protobuf:"bytes,9,opt,name=user,proto3" json:"user,omitempty"`
+	ReadyAt  *timestamppb.Timestamp `protobuf:"bytes,10,opt,name=ready_at,json=readyAt,proto3" json:"ready_at,omitempty"`
+	Source   string                 `protobuf:"bytes,11,opt,name=source,proto3" json:"source,omitempty"` // pull, adopted, imported
+	Host     string                 `protobuf:"bytes,12,opt,name=host,proto3" json:"host,omitempty"`     // registry host that resolved the digest
+	Record   string                 `protobuf:"bytes,13,opt,name=record,proto3" json:"record,omitempty"` // image record that carries the key
+	Pin      string                 `protobuf:"bytes,14,opt,name=pin,proto3" json:"pin,omitempty"`       // scope of the pin that holds the reference at this digest; empty if there is none
+	// ready; damaged: a part of the image is gone or differs, no pod uses it, and it is repaired in the background; unused: no
+	// runtime handler has the target
+	State         string                 `protobuf:"bytes,15,opt,name=state,proto3" json:"state,omitempty"`
+	Problem       string                 `protobuf:"bytes,16,opt,name=problem,proto3" json:"problem,omitempty"` // what is wrong with a damaged image
+	Since         *timestamppb.Timestamp `protobuf:"bytes,17,opt,name=since,proto3" json:"since,omitempty"`     // when the key became damaged or unused; unset if it is ready, or not known
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -286,6 +291,27 @@ func (x *Key) GetPin() string {
 		return x.Pin
 	}
 	return ""
+}
+
+func (x *Key) GetState() string {
+	if x != nil {
+		return x.State
+	}
+	return ""
+}
+
+func (x *Key) GetProblem() string {
+	if x != nil {
+		return x.Problem
+	}
+	return ""
+}
+
+func (x *Key) GetSince() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Since
+	}
+	return nil
 }
 
 // Credential is a credential for a registry, as the CRI's AuthConfig.
@@ -2567,6 +2593,9 @@ type IndexStatus struct {
 	TookMs         int64                  `protobuf:"varint,3,opt,name=took_ms,json=tookMs,proto3" json:"took_ms,omitempty"`
 	Lost           int64                  `protobuf:"varint,4,opt,name=lost,proto3" json:"lost,omitempty"`                                           // keys that were recorded but not ready at that time
 	PendingRepairs int64                  `protobuf:"varint,5,opt,name=pending_repairs,json=pendingRepairs,proto3" json:"pending_repairs,omitempty"` // keys that are not repaired or dropped yet
+	Damaged        int64                  `protobuf:"varint,6,opt,name=damaged,proto3" json:"damaged,omitempty"`                                     // keys that are recorded but not ready now
+	Unused         int64                  `protobuf:"varint,7,opt,name=unused,proto3" json:"unused,omitempty"`                                       // keys whose target no runtime handler has
+	Dropped        int64                  `protobuf:"varint,8,opt,name=dropped,proto3" json:"dropped,omitempty"`                                     // keys that were dropped since the start, because their registries no longer have the image
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
 }
@@ -2632,6 +2661,27 @@ func (x *IndexStatus) GetLost() int64 {
 func (x *IndexStatus) GetPendingRepairs() int64 {
 	if x != nil {
 		return x.PendingRepairs
+	}
+	return 0
+}
+
+func (x *IndexStatus) GetDamaged() int64 {
+	if x != nil {
+		return x.Damaged
+	}
+	return 0
+}
+
+func (x *IndexStatus) GetUnused() int64 {
+	if x != nil {
+		return x.Unused
+	}
+	return 0
+}
+
+func (x *IndexStatus) GetDropped() int64 {
+	if x != nil {
+		return x.Dropped
 	}
 	return 0
 }
@@ -5804,7 +5854,7 @@ const file_imagepin_v1_imagepin_proto_rawDesc = "" +
 	"\x04size\x18\x03 \x01(\x03R\x04size\"F\n" +
 	"\x06Target\x12\x1a\n" +
 	"\bplatform\x18\x01 \x01(\tR\bplatform\x12 \n" +
-	"\vsnapshotter\x18\x02 \x01(\tR\vsnapshotter\"\x94\x03\n" +
+	"\vsnapshotter\x18\x02 \x01(\tR\vsnapshotter\"\xf6\x03\n" +
 	"\x03Key\x12\x10\n" +
 	"\x03ref\x18\x01 \x01(\tR\x03ref\x12+\n" +
 	"\x06target\x18\x02 \x01(\v2\x13.imagepin.v1.TargetR\x06target\x12\x1a\n" +
@@ -5820,7 +5870,10 @@ const file_imagepin_v1_imagepin_proto_rawDesc = "" +
 	"\x06source\x18\v \x01(\tR\x06source\x12\x12\n" +
 	"\x04host\x18\f \x01(\tR\x04host\x12\x16\n" +
 	"\x06record\x18\r \x01(\tR\x06record\x12\x10\n" +
-	"\x03pin\x18\x0e \x01(\tR\x03pin\"\xa6\x01\n" +
+	"\x03pin\x18\x0e \x01(\tR\x03pin\x12\x14\n" +
+	"\x05state\x18\x0f \x01(\tR\x05state\x12\x18\n" +
+	"\aproblem\x18\x10 \x01(\tR\aproblem\x120\n" +
+	"\x05since\x18\x11 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\"\xa6\x01\n" +
 	"\n" +
 	"Credential\x12\x1a\n" +
 	"\busername\x18\x01 \x01(\tR\busername\x12\x1a\n" +
@@ -6002,13 +6055,16 @@ const file_imagepin_v1_imagepin_proto_rawDesc = "" +
 	"\x06failed\x18\x04 \x01(\tR\x06failed\x129\n" +
 	"\n" +
 	"applied_at\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\tappliedAt\x12-\n" +
-	"\x12drifted_containers\x18\x06 \x01(\x03R\x11driftedContainers\"\xb2\x01\n" +
+	"\x12drifted_containers\x18\x06 \x01(\x03R\x11driftedContainers\"\xfe\x01\n" +
 	"\vIndexStatus\x12\x14\n" +
 	"\x05ready\x18\x01 \x01(\bR\x05ready\x127\n" +
 	"\tlisted_at\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\blistedAt\x12\x17\n" +
 	"\atook_ms\x18\x03 \x01(\x03R\x06tookMs\x12\x12\n" +
 	"\x04lost\x18\x04 \x01(\x03R\x04lost\x12'\n" +
-	"\x0fpending_repairs\x18\x05 \x01(\x03R\x0ependingRepairs\"\x9f\x01\n" +
+	"\x0fpending_repairs\x18\x05 \x01(\x03R\x0ependingRepairs\x12\x18\n" +
+	"\adamaged\x18\x06 \x01(\x03R\adamaged\x12\x16\n" +
+	"\x06unused\x18\a \x01(\x03R\x06unused\x12\x18\n" +
+	"\adropped\x18\b \x01(\x03R\adropped\"\x9f\x01\n" +
 	"\fTargetStatus\x12+\n" +
 	"\x06target\x18\x01 \x01(\v2\x13.imagepin.v1.TargetR\x06target\x12\x1a\n" +
 	"\bhandlers\x18\x02 \x03(\tR\bhandlers\x12\x18\n" +
@@ -6398,147 +6454,148 @@ var file_imagepin_v1_imagepin_proto_depIdxs = []int32{
 	1,   // 0: imagepin.v1.Key.target:type_name -> imagepin.v1.Target
 	0,   // 1: imagepin.v1.Key.root:type_name -> imagepin.v1.Descriptor
 	85,  // 2: imagepin.v1.Key.ready_at:type_name -> google.protobuf.Timestamp
-	0,   // 3: imagepin.v1.Pin.root:type_name -> imagepin.v1.Descriptor
-	85,  // 4: imagepin.v1.Pin.made_at:type_name -> google.protobuf.Timestamp
-	85,  // 5: imagepin.v1.Pin.used_at:type_name -> google.protobuf.Timestamp
-	5,   // 6: imagepin.v1.Pin.history:type_name -> imagepin.v1.PinChange
-	6,   // 7: imagepin.v1.Pin.drift:type_name -> imagepin.v1.Drift
-	85,  // 8: imagepin.v1.PinChange.at:type_name -> google.protobuf.Timestamp
-	85,  // 9: imagepin.v1.Drift.since:type_name -> google.protobuf.Timestamp
-	2,   // 10: imagepin.v1.ImagesResponse.keys:type_name -> imagepin.v1.Key
-	2,   // 11: imagepin.v1.InspectResponse.keys:type_name -> imagepin.v1.Key
-	4,   // 12: imagepin.v1.InspectResponse.pins:type_name -> imagepin.v1.Pin
-	11,  // 13: imagepin.v1.InspectResponse.rule:type_name -> imagepin.v1.Rule
-	3,   // 14: imagepin.v1.ResolveRequest.credential:type_name -> imagepin.v1.Credential
-	1,   // 15: imagepin.v1.ResolveResponse.target:type_name -> imagepin.v1.Target
-	11,  // 16: imagepin.v1.ResolveResponse.rule:type_name -> imagepin.v1.Rule
-	4,   // 17: imagepin.v1.ResolveResponse.pin:type_name -> imagepin.v1.Pin
-	0,   // 18: imagepin.v1.ResolveResponse.registry:type_name -> imagepin.v1.Descriptor
-	0,   // 19: imagepin.v1.ResolveResponse.root:type_name -> imagepin.v1.Descriptor
-	14,  // 20: imagepin.v1.ResolveResponse.missing:type_name -> imagepin.v1.Missing
-	3,   // 21: imagepin.v1.PullRequest.credential:type_name -> imagepin.v1.Credential
-	17,  // 22: imagepin.v1.PullResponse.progress:type_name -> imagepin.v1.Progress
-	18,  // 23: imagepin.v1.PullResponse.result:type_name -> imagepin.v1.PullResult
-	2,   // 24: imagepin.v1.PullResult.key:type_name -> imagepin.v1.Key
-	4,   // 25: imagepin.v1.PinsResponse.pins:type_name -> imagepin.v1.Pin
-	3,   // 26: imagepin.v1.SetPinRequest.credential:type_name -> imagepin.v1.Credential
-	4,   // 27: imagepin.v1.SetPinResponse.pin:type_name -> imagepin.v1.Pin
-	3,   // 28: imagepin.v1.UndoPinRequest.credential:type_name -> imagepin.v1.Credential
-	2,   // 29: imagepin.v1.RemoveImageResponse.removed:type_name -> imagepin.v1.Key
-	4,   // 30: imagepin.v1.RemoveImageResponse.pins:type_name -> imagepin.v1.Pin
-	2,   // 31: imagepin.v1.PruneResponse.removed:type_name -> imagepin.v1.Key
-	4,   // 32: imagepin.v1.RemovePinResponse.pin:type_name -> imagepin.v1.Pin
-	3,   // 33: imagepin.v1.RefreshRequest.credential:type_name -> imagepin.v1.Credential
-	0,   // 34: imagepin.v1.RefreshResponse.registry:type_name -> imagepin.v1.Descriptor
-	33,  // 35: imagepin.v1.RefreshResponse.refreshed:type_name -> imagepin.v1.Refreshed
-	31,  // 36: imagepin.v1.RefreshResponses.responses:type_name -> imagepin.v1.RefreshResponse
-	1,   // 37: imagepin.v1.Refreshed.target:type_name -> imagepin.v1.Target
-	85,  // 38: imagepin.v1.StatusResponse.started_at:type_name -> google.protobuf.Timestamp
-	37,  // 39: imagepin.v1.StatusResponse.index:type_name -> imagepin.v1.IndexStatus
-	38,  // 40: imagepin.v1.StatusResponse.targets:type_name -> imagepin.v1.TargetStatus
-	39,  // 41: imagepin.v1.StatusResponse.pins:type_name -> imagepin.v1.PinStatus
-	40,  // 42: imagepin.v1.StatusResponse.pulls:type_name -> imagepin.v1.RunningPull
-	41,  // 43: imagepin.v1.StatusResponse.problems:type_name -> imagepin.v1.Problem
-	85,  // 44: imagepin.v1.StatusResponse.at:type_name -> google.protobuf.Timestamp
-	36,  // 45: imagepin.v1.StatusResponse.lock:type_name -> imagepin.v1.LockSummary
-	85,  // 46: imagepin.v1.LockSummary.applied_at:type_name -> google.protobuf.Timestamp
-	85,  // 47: imagepin.v1.IndexStatus.listed_at:type_name -> google.protobuf.Timestamp
-	1,   // 48: imagepin.v1.TargetStatus.target:type_name -> imagepin.v1.Target
-	1,   // 49: imagepin.v1.RunningPull.target:type_name -> imagepin.v1.Target
-	85,  // 50: imagepin.v1.RunningPull.since:type_name -> google.protobuf.Timestamp
-	44,  // 51: imagepin.v1.DiskUsageResponse.images:type_name -> imagepin.v1.ImageUsage
-	46,  // 52: imagepin.v1.DiskUsageResponse.content:type_name -> imagepin.v1.ContentUsage
-	46,  // 53: imagepin.v1.DiskUsageResponse.other_content:type_name -> imagepin.v1.ContentUsage
-	47,  // 54: imagepin.v1.DiskUsageResponse.snapshotters:type_name -> imagepin.v1.SnapshotterUsage
-	45,  // 55: imagepin.v1.ImageUsage.unpacked:type_name -> imagepin.v1.UnpackedUsage
-	85,  // 56: imagepin.v1.Event.at:type_name -> google.protobuf.Timestamp
-	1,   // 57: imagepin.v1.Event.targets:type_name -> imagepin.v1.Target
-	3,   // 58: imagepin.v1.DiffRequest.credential:type_name -> imagepin.v1.Credential
-	0,   // 59: imagepin.v1.DiffResponse.from:type_name -> imagepin.v1.Descriptor
-	0,   // 60: imagepin.v1.DiffResponse.to:type_name -> imagepin.v1.Descriptor
-	52,  // 61: imagepin.v1.DiffResponse.platforms:type_name -> imagepin.v1.PlatformDiff
-	53,  // 62: imagepin.v1.PlatformDiff.layers:type_name -> imagepin.v1.LayerDiff
-	54,  // 63: imagepin.v1.PlatformDiff.config:type_name -> imagepin.v1.ConfigDiff
-	60,  // 64: imagepin.v1.CheckResponse.findings:type_name -> imagepin.v1.Finding
-	59,  // 65: imagepin.v1.DeepCheckResponse.progress:type_name -> imagepin.v1.DeepCheckProgress
-	56,  // 66: imagepin.v1.DeepCheckResponse.result:type_name -> imagepin.v1.CheckResponse
-	3,   // 67: imagepin.v1.ApplyRequest.credential:type_name -> imagepin.v1.Credential
-	3,   // 68: imagepin.v1.RollbackRequest.credential:type_name -> imagepin.v1.Credential
-	66,  // 69: imagepin.v1.ApplyResponse.progress:type_name -> imagepin.v1.ApplyProgress
-	67,  // 70: imagepin.v1.ApplyResponse.result:type_name -> imagepin.v1.ApplyResult
-	68,  // 71: imagepin.v1.ApplyResult.changes:type_name -> imagepin.v1.LockChange
-	71,  // 72: imagepin.v1.LockStatusResponse.lock:type_name -> imagepin.v1.Lock
-	71,  // 73: imagepin.v1.LockStatusResponse.previous:type_name -> imagepin.v1.Lock
-	66,  // 74: imagepin.v1.LockStatusResponse.applying:type_name -> imagepin.v1.ApplyProgress
-	72,  // 75: imagepin.v1.LockStatusResponse.failed:type_name -> imagepin.v1.LockFailure
-	74,  // 76: imagepin.v1.LockStatusResponse.images:type_name -> imagepin.v1.LockedImage
-	75,  // 77: imagepin.v1.LockStatusResponse.extra:type_name -> imagepin.v1.ExtraImage
-	76,  // 78: imagepin.v1.LockStatusResponse.drifted:type_name -> imagepin.v1.DriftedContainer
-	73,  // 79: imagepin.v1.LockStatusResponse.counts:type_name -> imagepin.v1.LockCounts
-	85,  // 80: imagepin.v1.Lock.applied_at:type_name -> google.protobuf.Timestamp
-	85,  // 81: imagepin.v1.LockFailure.at:type_name -> google.protobuf.Timestamp
-	1,   // 82: imagepin.v1.LockedImage.ready:type_name -> imagepin.v1.Target
-	1,   // 83: imagepin.v1.LockedImage.missing:type_name -> imagepin.v1.Target
-	67,  // 84: imagepin.v1.RemoveLockResponse.result:type_name -> imagepin.v1.ApplyResult
-	68,  // 85: imagepin.v1.LockEvent.changes:type_name -> imagepin.v1.LockChange
-	4,   // 86: imagepin.v1.PinEvent.pin:type_name -> imagepin.v1.Pin
-	7,   // 87: imagepin.v1.Control.Images:input_type -> imagepin.v1.ImagesRequest
-	7,   // 88: imagepin.v1.Control.StreamImages:input_type -> imagepin.v1.ImagesRequest
-	9,   // 89: imagepin.v1.Control.Inspect:input_type -> imagepin.v1.InspectRequest
-	12,  // 90: imagepin.v1.Control.Resolve:input_type -> imagepin.v1.ResolveRequest
-	15,  // 91: imagepin.v1.Control.Pull:input_type -> imagepin.v1.PullRequest
-	19,  // 92: imagepin.v1.Control.Pins:input_type -> imagepin.v1.PinsRequest
-	19,  // 93: imagepin.v1.Control.StreamPins:input_type -> imagepin.v1.PinsRequest
-	21,  // 94: imagepin.v1.Control.SetPin:input_type -> imagepin.v1.SetPinRequest
-	28,  // 95: imagepin.v1.Control.RemovePin:input_type -> imagepin.v1.RemovePinRequest
-	30,  // 96: imagepin.v1.Control.Refresh:input_type -> imagepin.v1.RefreshRequest
-	23,  // 97: imagepin.v1.Control.UndoPin:input_type -> imagepin.v1.UndoPinRequest
-	24,  // 98: imagepin.v1.Control.RemoveImage:input_type -> imagepin.v1.RemoveImageRequest
-	26,  // 99: imagepin.v1.Control.Prune:input_type -> imagepin.v1.PruneRequest
-	34,  // 100: imagepin.v1.Control.Status:input_type -> imagepin.v1.StatusRequest
-	42,  // 101: imagepin.v1.Control.DiskUsage:input_type -> imagepin.v1.DiskUsageRequest
-	48,  // 102: imagepin.v1.Control.Events:input_type -> imagepin.v1.EventsRequest
-	50,  // 103: imagepin.v1.Control.Diff:input_type -> imagepin.v1.DiffRequest
-	61,  // 104: imagepin.v1.Control.Apply:input_type -> imagepin.v1.ApplyRequest
-	62,  // 105: imagepin.v1.Control.CancelApply:input_type -> imagepin.v1.CancelApplyRequest
-	64,  // 106: imagepin.v1.Control.Rollback:input_type -> imagepin.v1.RollbackRequest
-	69,  // 107: imagepin.v1.Control.LockStatus:input_type -> imagepin.v1.LockStatusRequest
-	77,  // 108: imagepin.v1.Control.RemoveLock:input_type -> imagepin.v1.RemoveLockRequest
-	55,  // 109: imagepin.v1.Control.Check:input_type -> imagepin.v1.CheckRequest
-	57,  // 110: imagepin.v1.Control.DeepCheck:input_type -> imagepin.v1.DeepCheckRequest
-	80,  // 111: imagepin.v1.Control.Uninstall:input_type -> imagepin.v1.UninstallRequest
-	82,  // 112: imagepin.v1.Control.Version:input_type -> imagepin.v1.VersionRequest
-	8,   // 113: imagepin.v1.Control.Images:output_type -> imagepin.v1.ImagesResponse
-	8,   // 114: imagepin.v1.Control.StreamImages:output_type -> imagepin.v1.ImagesResponse
-	10,  // 115: imagepin.v1.Control.Inspect:output_type -> imagepin.v1.InspectResponse
-	13,  // 116: imagepin.v1.Control.Resolve:output_type -> imagepin.v1.ResolveResponse
-	16,  // 117: imagepin.v1.Control.Pull:output_type -> imagepin.v1.PullResponse
-	20,  // 118: imagepin.v1.Control.Pins:output_type -> imagepin.v1.PinsResponse
-	20,  // 119: imagepin.v1.Control.StreamPins:output_type -> imagepin.v1.PinsResponse
-	22,  // 120: imagepin.v1.Control.SetPin:output_type -> imagepin.v1.SetPinResponse
-	29,  // 121: imagepin.v1.Control.RemovePin:output_type -> imagepin.v1.RemovePinResponse
-	31,  // 122: imagepin.v1.Control.Refresh:output_type -> imagepin.v1.RefreshResponse
-	22,  // 123: imagepin.v1.Control.UndoPin:output_type -> imagepin.v1.SetPinResponse
-	25,  // 124: imagepin.v1.Control.RemoveImage:output_type -> imagepin.v1.RemoveImageResponse
-	27,  // 125: imagepin.v1.Control.Prune:output_type -> imagepin.v1.PruneResponse
-	35,  // 126: imagepin.v1.Control.Status:output_type -> imagepin.v1.StatusResponse
-	43,  // 127: imagepin.v1.Control.DiskUsage:output_type -> imagepin.v1.DiskUsageResponse
-	49,  // 128: imagepin.v1.Control.Events:output_type -> imagepin.v1.Event
-	51,  // 129: imagepin.v1.Control.Diff:output_type -> imagepin.v1.DiffResponse
-	65,  // 130: imagepin.v1.Control.Apply:output_type -> imagepin.v1.ApplyResponse
-	63,  // 131: imagepin.v1.Control.CancelApply:output_type -> imagepin.v1.CancelApplyResponse
-	65,  // 132: imagepin.v1.Control.Rollback:output_type -> imagepin.v1.ApplyResponse
-	70,  // 133: imagepin.v1.Control.LockStatus:output_type -> imagepin.v1.LockStatusResponse
-	78,  // 134: imagepin.v1.Control.RemoveLock:output_type -> imagepin.v1.RemoveLockResponse
-	56,  // 135: imagepin.v1.Control.Check:output_type -> imagepin.v1.CheckResponse
-	58,  // 136: imagepin.v1.Control.DeepCheck:output_type -> imagepin.v1.DeepCheckResponse
-	81,  // 137: imagepin.v1.Control.Uninstall:output_type -> imagepin.v1.UninstallResponse
-	83,  // 138: imagepin.v1.Control.Version:output_type -> imagepin.v1.VersionResponse
-	113, // [113:139] is the sub-list for method output_type
-	87,  // [87:113] is the sub-list for method input_type
-	87,  // [87:87] is the sub-list for extension type_name
-	87,  // [87:87] is the sub-list for extension extendee
-	0,   // [0:87] is the sub-list for field type_name
+	85,  // 3: imagepin.v1.Key.since:type_name -> google.protobuf.Timestamp
+	0,   // 4: imagepin.v1.Pin.root:type_name -> imagepin.v1.Descriptor
+	85,  // 5: imagepin.v1.Pin.made_at:type_name -> google.protobuf.Timestamp
+	85,  // 6: imagepin.v1.Pin.used_at:type_name -> google.protobuf.Timestamp
+	5,   // 7: imagepin.v1.Pin.history:type_name -> imagepin.v1.PinChange
+	6,   // 8: imagepin.v1.Pin.drift:type_name -> imagepin.v1.Drift
+	85,  // 9: imagepin.v1.PinChange.at:type_name -> google.protobuf.Timestamp
+	85,  // 10: imagepin.v1.Drift.since:type_name -> google.protobuf.Timestamp
+	2,   // 11: imagepin.v1.ImagesResponse.keys:type_name -> imagepin.v1.Key
+	2,   // 12: imagepin.v1.InspectResponse.keys:type_name -> imagepin.v1.Key
+	4,   // 13: imagepin.v1.InspectResponse.pins:type_name -> imagepin.v1.Pin
+	11,  // 14: imagepin.v1.InspectResponse.rule:type_name -> imagepin.v1.Rule
+	3,   // 15: imagepin.v1.ResolveRequest.credential:type_name -> imagepin.v1.Credential
+	1,   // 16: imagepin.v1.ResolveResponse.target:type_name -> imagepin.v1.Target
+	11,  // 17: imagepin.v1.ResolveResponse.rule:type_name -> imagepin.v1.Rule
+	4,   // 18: imagepin.v1.ResolveResponse.pin:type_name -> imagepin.v1.Pin
+	0,   // 19: imagepin.v1.ResolveResponse.registry:type_name -> imagepin.v1.Descriptor
+	0,   // 20: imagepin.v1.ResolveResponse.root:type_name -> imagepin.v1.Descriptor
+	14,  // 21: imagepin.v1.ResolveResponse.missing:type_name -> imagepin.v1.Missing
+	3,   // 22: imagepin.v1.PullRequest.credential:type_name -> imagepin.v1.Credential
+	17,  // 23: imagepin.v1.PullResponse.progress:type_name -> imagepin.v1.Progress
+	18,  // 24: imagepin.v1.PullResponse.result:type_name -> imagepin.v1.PullResult
+	2,   // 25: imagepin.v1.PullResult.key:type_name -> imagepin.v1.Key
+	4,   // 26: imagepin.v1.PinsResponse.pins:type_name -> imagepin.v1.Pin
+	3,   // 27: imagepin.v1.SetPinRequest.credential:type_name -> imagepin.v1.Credential
+	4,   // 28: imagepin.v1.SetPinResponse.pin:type_name -> imagepin.v1.Pin
+	3,   // 29: imagepin.v1.UndoPinRequest.credential:type_name -> imagepin.v1.Credential
+	2,   // 30: imagepin.v1.RemoveImageResponse.removed:type_name -> imagepin.v1.Key
+	4,   // 31: imagepin.v1.RemoveImageResponse.pins:type_name -> imagepin.v1.Pin
+	2,   // 32: imagepin.v1.PruneResponse.removed:type_name -> imagepin.v1.Key
+	4,   // 33: imagepin.v1.RemovePinResponse.pin:type_name -> imagepin.v1.Pin
+	3,   // 34: imagepin.v1.RefreshRequest.credential:type_name -> imagepin.v1.Credential
+	0,   // 35: imagepin.v1.RefreshResponse.registry:type_name -> imagepin.v1.Descriptor
+	33,  // 36: imagepin.v1.RefreshResponse.refreshed:type_name -> imagepin.v1.Refreshed
+	31,  // 37: imagepin.v1.RefreshResponses.responses:type_name -> imagepin.v1.RefreshResponse
+	1,   // 38: imagepin.v1.Refreshed.target:type_name -> imagepin.v1.Target
+	85,  // 39: imagepin.v1.StatusResponse.started_at:type_name -> google.protobuf.Timestamp
+	37,  // 40: imagepin.v1.StatusResponse.index:type_name -> imagepin.v1.IndexStatus
+	38,  // 41: imagepin.v1.StatusResponse.targets:type_name -> imagepin.v1.TargetStatus
+	39,  // 42: imagepin.v1.StatusResponse.pins:type_name -> imagepin.v1.PinStatus
+	40,  // 43: imagepin.v1.StatusResponse.pulls:type_name -> imagepin.v1.RunningPull
+	41,  // 44: imagepin.v1.StatusResponse.problems:type_name -> imagepin.v1.Problem
+	85,  // 45: imagepin.v1.StatusResponse.at:type_name -> google.protobuf.Timestamp
+	36,  // 46: imagepin.v1.StatusResponse.lock:type_name -> imagepin.v1.LockSummary
+	85,  // 47: imagepin.v1.LockSummary.applied_at:type_name -> google.protobuf.Timestamp
+	85,  // 48: imagepin.v1.IndexStatus.listed_at:type_name -> google.protobuf.Timestamp
+	1,   // 49: imagepin.v1.TargetStatus.target:type_name -> imagepin.v1.Target
+	1,   // 50: imagepin.v1.RunningPull.target:type_name -> imagepin.v1.Target
+	85,  // 51: imagepin.v1.RunningPull.since:type_name -> google.protobuf.Timestamp
+	44,  // 52: imagepin.v1.DiskUsageResponse.images:type_name -> imagepin.v1.ImageUsage
+	46,  // 53: imagepin.v1.DiskUsageResponse.content:type_name -> imagepin.v1.ContentUsage
+	46,  // 54: imagepin.v1.DiskUsageResponse.other_content:type_name -> imagepin.v1.ContentUsage
+	47,  // 55: imagepin.v1.DiskUsageResponse.snapshotters:type_name -> imagepin.v1.SnapshotterUsage
+	45,  // 56: imagepin.v1.ImageUsage.unpacked:type_name -> imagepin.v1.UnpackedUsage
+	85,  // 57: imagepin.v1.Event.at:type_name -> google.protobuf.Timestamp
+	1,   // 58: imagepin.v1.Event.targets:type_name -> imagepin.v1.Target
+	3,   // 59: imagepin.v1.DiffRequest.credential:type_name -> imagepin.v1.Credential
+	0,   // 60: imagepin.v1.DiffResponse.from:type_name -> imagepin.v1.Descriptor
+	0,   // 61: imagepin.v1.DiffResponse.to:type_name -> imagepin.v1.Descriptor
+	52,  // 62: imagepin.v1.DiffResponse.platforms:type_name -> imagepin.v1.PlatformDiff
+	53,  // 63: imagepin.v1.PlatformDiff.layers:type_name -> imagepin.v1.LayerDiff
+	54,  // 64: imagepin.v1.PlatformDiff.config:type_name -> imagepin.v1.ConfigDiff
+	60,  // 65: imagepin.v1.CheckResponse.findings:type_name -> imagepin.v1.Finding
+	59,  // 66: imagepin.v1.DeepCheckResponse.progress:type_name -> imagepin.v1.DeepCheckProgress
+	56,  // 67: imagepin.v1.DeepCheckResponse.result:type_name -> imagepin.v1.CheckResponse
+	3,   // 68: imagepin.v1.ApplyRequest.credential:type_name -> imagepin.v1.Credential
+	3,   // 69: imagepin.v1.RollbackRequest.credential:type_name -> imagepin.v1.Credential
+	66,  // 70: imagepin.v1.ApplyResponse.progress:type_name -> imagepin.v1.ApplyProgress
+	67,  // 71: imagepin.v1.ApplyResponse.result:type_name -> imagepin.v1.ApplyResult
+	68,  // 72: imagepin.v1.ApplyResult.changes:type_name -> imagepin.v1.LockChange
+	71,  // 73: imagepin.v1.LockStatusResponse.lock:type_name -> imagepin.v1.Lock
+	71,  // 74: imagepin.v1.LockStatusResponse.previous:type_name -> imagepin.v1.Lock
+	66,  // 75: imagepin.v1.LockStatusResponse.applying:type_name -> imagepin.v1.ApplyProgress
+	72,  // 76: imagepin.v1.LockStatusResponse.failed:type_name -> imagepin.v1.LockFailure
+	74,  // 77: imagepin.v1.LockStatusResponse.images:type_name -> imagepin.v1.LockedImage
+	75,  // 78: imagepin.v1.LockStatusResponse.extra:type_name -> imagepin.v1.ExtraImage
+	76,  // 79: imagepin.v1.LockStatusResponse.drifted:type_name -> imagepin.v1.DriftedContainer
+	73,  // 80: imagepin.v1.LockStatusResponse.counts:type_name -> imagepin.v1.LockCounts
+	85,  // 81: imagepin.v1.Lock.applied_at:type_name -> google.protobuf.Timestamp
+	85,  // 82: imagepin.v1.LockFailure.at:type_name -> google.protobuf.Timestamp
+	1,   // 83: imagepin.v1.LockedImage.ready:type_name -> imagepin.v1.Target
+	1,   // 84: imagepin.v1.LockedImage.missing:type_name -> imagepin.v1.Target
+	67,  // 85: imagepin.v1.RemoveLockResponse.result:type_name -> imagepin.v1.ApplyResult
+	68,  // 86: imagepin.v1.LockEvent.changes:type_name -> imagepin.v1.LockChange
+	4,   // 87: imagepin.v1.PinEvent.pin:type_name -> imagepin.v1.Pin
+	7,   // 88: imagepin.v1.Control.Images:input_type -> imagepin.v1.ImagesRequest
+	7,   // 89: imagepin.v1.Control.StreamImages:input_type -> imagepin.v1.ImagesRequest
+	9,   // 90: imagepin.v1.Control.Inspect:input_type -> imagepin.v1.InspectRequest
+	12,  // 91: imagepin.v1.Control.Resolve:input_type -> imagepin.v1.ResolveRequest
+	15,  // 92: imagepin.v1.Control.Pull:input_type -> imagepin.v1.PullRequest
+	19,  // 93: imagepin.v1.Control.Pins:input_type -> imagepin.v1.PinsRequest
+	19,  // 94: imagepin.v1.Control.StreamPins:input_type -> imagepin.v1.PinsRequest
+	21,  // 95: imagepin.v1.Control.SetPin:input_type -> imagepin.v1.SetPinRequest
+	28,  // 96: imagepin.v1.Control.RemovePin:input_type -> imagepin.v1.RemovePinRequest
+	30,  // 97: imagepin.v1.Control.Refresh:input_type -> imagepin.v1.RefreshRequest
+	23,  // 98: imagepin.v1.Control.UndoPin:input_type -> imagepin.v1.UndoPinRequest
+	24,  // 99: imagepin.v1.Control.RemoveImage:input_type -> imagepin.v1.RemoveImageRequest
+	26,  // 100: imagepin.v1.Control.Prune:input_type -> imagepin.v1.PruneRequest
+	34,  // 101: imagepin.v1.Control.Status:input_type -> imagepin.v1.StatusRequest
+	42,  // 102: imagepin.v1.Control.DiskUsage:input_type -> imagepin.v1.DiskUsageRequest
+	48,  // 103: imagepin.v1.Control.Events:input_type -> imagepin.v1.EventsRequest
+	50,  // 104: imagepin.v1.Control.Diff:input_type -> imagepin.v1.DiffRequest
+	61,  // 105: imagepin.v1.Control.Apply:input_type -> imagepin.v1.ApplyRequest
+	62,  // 106: imagepin.v1.Control.CancelApply:input_type -> imagepin.v1.CancelApplyRequest
+	64,  // 107: imagepin.v1.Control.Rollback:input_type -> imagepin.v1.RollbackRequest
+	69,  // 108: imagepin.v1.Control.LockStatus:input_type -> imagepin.v1.LockStatusRequest
+	77,  // 109: imagepin.v1.Control.RemoveLock:input_type -> imagepin.v1.RemoveLockRequest
+	55,  // 110: imagepin.v1.Control.Check:input_type -> imagepin.v1.CheckRequest
+	57,  // 111: imagepin.v1.Control.DeepCheck:input_type -> imagepin.v1.DeepCheckRequest
+	80,  // 112: imagepin.v1.Control.Uninstall:input_type -> imagepin.v1.UninstallRequest
+	82,  // 113: imagepin.v1.Control.Version:input_type -> imagepin.v1.VersionRequest
+	8,   // 114: imagepin.v1.Control.Images:output_type -> imagepin.v1.ImagesResponse
+	8,   // 115: imagepin.v1.Control.StreamImages:output_type -> imagepin.v1.ImagesResponse
+	10,  // 116: imagepin.v1.Control.Inspect:output_type -> imagepin.v1.InspectResponse
+	13,  // 117: imagepin.v1.Control.Resolve:output_type -> imagepin.v1.ResolveResponse
+	16,  // 118: imagepin.v1.Control.Pull:output_type -> imagepin.v1.PullResponse
+	20,  // 119: imagepin.v1.Control.Pins:output_type -> imagepin.v1.PinsResponse
+	20,  // 120: imagepin.v1.Control.StreamPins:output_type -> imagepin.v1.PinsResponse
+	22,  // 121: imagepin.v1.Control.SetPin:output_type -> imagepin.v1.SetPinResponse
+	29,  // 122: imagepin.v1.Control.RemovePin:output_type -> imagepin.v1.RemovePinResponse
+	31,  // 123: imagepin.v1.Control.Refresh:output_type -> imagepin.v1.RefreshResponse
+	22,  // 124: imagepin.v1.Control.UndoPin:output_type -> imagepin.v1.SetPinResponse
+	25,  // 125: imagepin.v1.Control.RemoveImage:output_type -> imagepin.v1.RemoveImageResponse
+	27,  // 126: imagepin.v1.Control.Prune:output_type -> imagepin.v1.PruneResponse
+	35,  // 127: imagepin.v1.Control.Status:output_type -> imagepin.v1.StatusResponse
+	43,  // 128: imagepin.v1.Control.DiskUsage:output_type -> imagepin.v1.DiskUsageResponse
+	49,  // 129: imagepin.v1.Control.Events:output_type -> imagepin.v1.Event
+	51,  // 130: imagepin.v1.Control.Diff:output_type -> imagepin.v1.DiffResponse
+	65,  // 131: imagepin.v1.Control.Apply:output_type -> imagepin.v1.ApplyResponse
+	63,  // 132: imagepin.v1.Control.CancelApply:output_type -> imagepin.v1.CancelApplyResponse
+	65,  // 133: imagepin.v1.Control.Rollback:output_type -> imagepin.v1.ApplyResponse
+	70,  // 134: imagepin.v1.Control.LockStatus:output_type -> imagepin.v1.LockStatusResponse
+	78,  // 135: imagepin.v1.Control.RemoveLock:output_type -> imagepin.v1.RemoveLockResponse
+	56,  // 136: imagepin.v1.Control.Check:output_type -> imagepin.v1.CheckResponse
+	58,  // 137: imagepin.v1.Control.DeepCheck:output_type -> imagepin.v1.DeepCheckResponse
+	81,  // 138: imagepin.v1.Control.Uninstall:output_type -> imagepin.v1.UninstallResponse
+	83,  // 139: imagepin.v1.Control.Version:output_type -> imagepin.v1.VersionResponse
+	114, // [114:140] is the sub-list for method output_type
+	88,  // [88:114] is the sub-list for method input_type
+	88,  // [88:88] is the sub-list for extension type_name
+	88,  // [88:88] is the sub-list for extension extendee
+	0,   // [0:88] is the sub-list for field type_name
 }
 
 func init() { file_imagepin_v1_imagepin_proto_init() }

@@ -6,7 +6,6 @@ import (
 	api "github.com/imagepin/imagepin/api/imagepin/v1"
 	"github.com/imagepin/imagepin/pkg/imagepin/health"
 	"github.com/imagepin/imagepin/pkg/imagepin/pin"
-	"github.com/imagepin/imagepin/pkg/imagepin/reconcile"
 )
 
 // Check implements the API.
@@ -53,7 +52,7 @@ func (s *Server) report(ctx context.Context, report health.Report, repair bool, 
 			continue
 		}
 		done, err := s.config.Health.Repair(ctx, f)
-		a.Repair, a.Repaired = string(done), done != reconcile.Ignored
+		a.Repair, a.Repaired = string(done), done.Succeeded()
 		if err != nil {
 			a.Error = err.Error()
 		}

@@ -9,6 +9,7 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin/pin"
 	"github.com/imagepin/imagepin/pkg/imagepin/policy"
 	"github.com/imagepin/imagepin/pkg/imagepin/resolve"
+	"github.com/imagepin/imagepin/pkg/imagepin/store"
 	"github.com/imagepin/imagepin/pkg/runtimeplatform"
 )
 
@@ -25,13 +26,36 @@ func (s *Server) key(e imagepin.Entry) *api.Key {
 		Ref: e.Ref, Target: target(e.Target), Handlers: s.config.Runtimes().Handlers(e.Target),
 		Root: descriptor(e.Root), Manifest: e.Manifest.String(), ImageId: e.ImageID.String(), ChainId: e.ChainID.String(),
 		Size: e.Size, User: e.User, ReadyAt: timestamppb.New(e.ReadyAt), Source: string(e.Source), Host: e.Host,
-		Record: e.Record,
+		Record: e.Record, State: stateReady,
+	}
+	if _, used := s.config.Runtimes().ForTarget(e.Target); !used {
+		k.State = stateUnused
+		if !e.UnusedAt.IsZero() {
+			k.Since = timestamppb.New(e.UnusedAt)
+		}
 	}
 	for _, p := range s.config.Pins.Scopes(e.Ref) {
 		if p.Root.Digest == e.Root.Digest {
 			k.Pin = string(p.Scope)
 			break
 		}
+	}
+	return k
+}
+
+// The states of a key.
+const (
+	stateReady   = "ready"
+	stateDamaged = "damaged"
+	stateUnused  = "unused"
+)
+
+// damagedKey converts a damaged key.
+func (s *Server) damagedKey(d store.Damaged) *api.Key {
+	k := s.key(d.Entry)
+	k.State, k.Problem, k.Since = stateDamaged, d.Reason, nil
+	if !d.DamagedAt.IsZero() {
+		k.Since = timestamppb.New(d.DamagedAt)
 	}
 	return k
 }

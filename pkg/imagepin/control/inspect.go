@@ -74,6 +74,9 @@ func (s *Server) inspectRef(name string) (*api.InspectResponse, error) {
 	for _, e := range found {
 		resp.Keys = append(resp.Keys, s.key(e))
 	}
+	for _, d := range s.config.Images.FindDamaged(name) {
+		resp.Keys = append(resp.Keys, s.damagedKey(d))
+	}
 	for _, p := range s.config.Pins.Scopes(name) {
 		resp.Pins = append(resp.Pins, Pin(p))
 	}

@@ -68,6 +68,9 @@ type Images interface {
 	Images() []store.Image
 	Get(k imagepin.Key) (imagepin.Entry, bool)
 	Find(name string) []imagepin.Entry
+	// Damaged returns the keys that are recorded but not ready, and FindDamaged those of a reference or an image ID.
+	Damaged() []store.Damaged
+	FindDamaged(name string) []store.Damaged
 }
 
 // Pins has the pins of the node. [pin.Store] implements it.
@@ -193,6 +196,11 @@ func (s *Server) keys(r *api.ImagesRequest) ([]*api.Key, error) {
 			if matches(e.Ref) && (of == nil || *of == e.Target) {
 				keys = append(keys, s.key(e))
 			}
+		}
+	}
+	for _, d := range s.config.Images.Damaged() {
+		if matches(d.Ref) && (of == nil || *of == d.Target) {
+			keys = append(keys, s.damagedKey(d))
 		}
 	}
 	slices.SortFunc(keys, func(a, b *api.Key) int {

@@ -54,6 +54,10 @@ func (i images) Images() (all []store.Image) {
 func (i images) Get(imagepin.Key) (imagepin.Entry, bool) { return imagepin.Entry{}, false }
 
 // Find finds references and image IDs without an algorithm.
+func (images) Damaged() []store.Damaged { return nil }
+
+func (images) FindDamaged(string) []store.Damaged { return nil }
+
 func (i images) Find(name string) (found []imagepin.Entry) {
 	for _, e := range i.entries {
 		if e.Ref == name || strings.HasPrefix(e.ImageID.Encoded(), name) {

@@ -319,8 +319,19 @@ func (s *containers) ensureReady(ctx context.Context, w containerImage, rt runti
 			ref = named
 		}
 	}
+	damage := s.damageOf(w, rt.Target)
 	made, err := s.Puller.MakeReady(s.namespaced(ctx), pull.Need{Ref: ref, Root: w.root, Runtime: rt, Pin: w.pin})
-	return made, s.notReadyError(err, w.entry.Ref, rt.Target)
+	return made, s.notReadyError(err, w.entry.Ref, rt.Target, damage)
+}
+
+// damageOf describes what is wrong with the image on the node that a container needs. It returns "" if it is not damaged.
+func (s *containers) damageOf(w containerImage, t runtimeplatform.Target) string {
+	for _, ref := range []string{w.byDigest().String(), w.entry.Ref} {
+		if d, ok := s.Store.GetDamaged(imagepin.Key{Ref: ref, Target: t}); ok && d.Root.Digest == w.root.Digest {
+			return cmp.Or(d.Reason, "a part of it is gone")
+		}
+	}
+	return ""
 }
 
 // findEntry finds the entry of a container's image. It prefers an entry of the target with the same registry digest,
@@ -328,6 +339,11 @@ func (s *containers) ensureReady(ctx context.Context, w containerImage, rt runti
 // the name, because a tag may have moved since.
 func (s *containers) findEntry(spec *runtime.ImageSpec, t runtimeplatform.Target) (imagepin.Entry, bool) {
 	found := s.Store.Find(spec.GetImage())
+	if len(found) == 0 { // a damaged image is made ready again
+		for _, d := range s.findDamaged(spec.GetImage()) {
+			found = append(found, d.Entry)
+		}
+	}
 	if len(found) == 0 {
 		return imagepin.Entry{}, false
 	}
@@ -364,8 +380,8 @@ func byDigest(e imagepin.Entry) reference.Named {
 }
 
 // notReadyError adds a hint to the error for an image that is needed now and cannot be made ready. Only the node's own
-// credentials are available for it.
-func (s *containers) notReadyError(err error, ref string, t runtimeplatform.Target) error {
+// credentials are available for it. damage describes what is wrong with the image on the node; empty if it is not damaged.
+func (s *containers) notReadyError(err error, ref string, t runtimeplatform.Target, damage string) error {
 	if err == nil || errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
 		return err
 	}
@@ -373,6 +389,11 @@ func (s *containers) notReadyError(err error, ref string, t runtimeplatform.Targ
 		Reason: imagepin.ImageNotReady, Ref: ref, Target: t.String(), Err: err, Class: errdefs.Resolve(err),
 		Message: "the image is needed now but is not ready for this target",
 		Hint:    "Pull it for this runtime handler.",
+	}
+	if damage != "" {
+		e.Message = "the image on this node is damaged and could not be repaired: " + damage
+		e.Hint = "The node tries again in the background, and at each start of a container. It needs the registry, and a credential of " +
+			"its own if the image is private: kubelet can also pull the image with the secret of the pod. To see the state, run: imagepin check"
 	}
 	var cause *imagepin.Error
 	if !errors.As(err, &cause) {
@@ -391,6 +412,7 @@ func (s *containers) notReadyError(err error, ref string, t runtimeplatform.Targ
 	bare.Hint = ""
 	e.Err = &bare
 	switch {
+	case damage != "":
 	case fetching && s.Settings().DiscardLayers:
 		e.Hint = fmt.Sprintf("Its layers were discarded after they were unpacked for another target, and only the node's own credentials "+
 			"can fetch them here. Set discard_unpacked_layers = false, give containerd a credential for the registry, "+

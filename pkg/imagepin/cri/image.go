@@ -20,9 +20,11 @@ func (s *imageCalls) toCRI(img store.Image) *runtime.Image {
 	var tags, digests, targets []string
 	pinned := false
 	for _, e := range img.Entries {
-		if isDigested(e.Ref) {
+		switch {
+		case s.Store.Expired(e):
+		case isDigested(e.Ref):
 			digests = append(digests, e.Ref)
-		} else {
+		default:
 			tags = append(tags, e.Ref)
 		}
 		targets = append(targets, e.Target.String())
@@ -51,6 +53,18 @@ func untaggedImage(u store.Untagged) *runtime.Image {
 		Id: u.ImageID.String(), Size: uint64(u.Size), Uid: uid, Username: username,
 		Spec: &runtime.ImageSpec{Image: u.ImageID.String()},
 	}
+}
+
+// damagedImage returns the CRI message of an image that is not ready for any target. It has no names, so that nothing takes
+// it for an image that pods can use.
+func damagedImage(e imagepin.Entry) *runtime.Image { return untaggedImage(store.Untagged{Entry: e}) }
+
+// findDamaged returns the damaged keys for an image name in a CRI request, see [store.Store.FindDamaged].
+func (s *base) findDamaged(name string) []store.Damaged {
+	if found := s.Store.FindDamaged(name); len(found) > 0 {
+		return found
+	}
+	return s.Store.FindDamaged(normalized(name))
 }
 
 func distinct(names []string) []string {

@@ -64,10 +64,17 @@ func (s *imageCalls) findImages(name string) []store.Image {
 	return found
 }
 
-// untagged returns the images without keys, as containerd's CRI lists them, because kubelet's image garbage collection
-// must see them. name is the name in a filter; "" matches all.
+// untagged returns the images without keys, as containerd's CRI lists them, and those that only have damaged keys, because
+// kubelet's image garbage collection must see them. name is the name in a filter; "" matches all.
 func (s *imageCalls) untagged(name string) []*runtime.Image {
 	var images []*runtime.Image
+	listed := make(map[digest.Digest]bool)
+	for _, d := range s.Store.Damaged() {
+		if id := d.ImageID; (name == "" || name == id.String()) && !listed[id] && len(s.Store.ByID(id)) == 0 {
+			listed[id] = true
+			images = append(images, damagedImage(d.Entry))
+		}
+	}
 	if name == "" {
 		for _, u := range s.Store.Untagged() {
 			images = append(images, untaggedImage(u))

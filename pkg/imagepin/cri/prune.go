@@ -68,20 +68,20 @@ func (s *Service) RemoveKeys(ctx context.Context, keys []imagepin.Key) error {
 // nothing.
 func (s *remover) pruneWanted(ctx context.Context, wanted func(imagepin.Entry) bool, dry bool) (removed []imagepin.Entry, _ error) {
 	unused := func(ctx context.Context, id digest.Digest, used uses) []imagepin.Entry {
-		return slices.DeleteFunc(slices.Clone(s.Store.ByID(id)), func(e imagepin.Entry) bool { return !wanted(e) || used.by(e) != "" })
+		return slices.DeleteFunc(slices.Clone(s.allByID(id)), func(e imagepin.Entry) bool { return !wanted(e) || used.by(e) != "" })
 	}
 	volumes := make(volumesOf)
 	used, err := s.inUse(ctx, true, volumes)
 	if err != nil {
 		return nil, err
 	}
-	for _, img := range s.Store.Images() {
-		entries := unused(ctx, img.ID, used)
+	for _, id := range s.imageIDs() {
+		entries := unused(ctx, id, used)
 		if len(entries) == 0 {
 			continue
 		}
 		if !dry {
-			if entries, err = s.pruneOne(ctx, img.ID, unused, volumes); err != nil {
+			if entries, err = s.pruneOne(ctx, id, unused, volumes); err != nil {
 				break
 			}
 		}
@@ -99,13 +99,13 @@ func (s *remover) pruneWanted(ctx context.Context, wanted func(imagepin.Entry) b
 // pruneOne removes the unused entries of an image. A pod may have started to use the image since it was selected, so it
 // selects again while it holds the locks.
 func (s *remover) pruneOne(ctx context.Context, id digest.Digest, unused func(context.Context, digest.Digest, uses) []imagepin.Entry, volumes volumesOf) ([]imagepin.Entry, error) {
-	held := removal{entries: s.Store.ByID(id)}.locks()
+	held := removal{entries: s.allByID(id)}.locks()
 	unlock, err := s.Locks.ForRemoval(ctx, held...)
 	if err != nil {
 		return nil, err
 	}
 	defer unlock()
-	for _, ref := range (removal{entries: s.Store.ByID(id)}).locks() {
+	for _, ref := range (removal{entries: s.allByID(id)}).locks() {
 		if !slices.Contains(held, ref) {
 			return nil, nil // it has got another reference since, so something uses it
 		}

@@ -81,7 +81,7 @@ func (s *remover) removeNamed(ctx context.Context, sel selection) (removed []ima
 
 // removal is what a RemoveImage call removes.
 type removal struct {
-	entries []imagepin.Entry // all entries of the images
+	entries []imagepin.Entry // all entries of the images, also damaged ones
 	// id and records belong to an image that containerd's CRI knows by the name and that has no key by the name. Some
 	// of the records may belong to other keys.
 	id      digest.Digest
@@ -118,7 +118,7 @@ func (s *remover) findRemoval(ctx context.Context, name string) (removal, error)
 	if img := known.GetImage(); img != nil {
 		id := digest.Digest(img.GetId())
 		return removal{
-			entries: s.Store.ByID(id), id: id,
+			entries: s.allByID(id), id: id,
 			records: slices.Concat(img.GetRepoTags(), img.GetRepoDigests(), []string{img.GetId()}),
 		}, nil
 	}
@@ -147,18 +147,43 @@ func (s *remover) collect(ctx context.Context) error {
 	return s.Store.Collect(s.namespaced(context.WithoutCancel(ctx)))
 }
 
-// entriesByName returns every entry of the images that a name matches.
+// entriesByName returns every entry of the images that a name matches, also damaged ones.
 func (s *remover) entriesByName(name string) []imagepin.Entry {
 	var ids []digest.Digest
 	for _, e := range s.Store.Find(name) {
 		ids = append(ids, e.ImageID)
 	}
+	for _, d := range s.findDamaged(name) {
+		ids = append(ids, d.ImageID)
+	}
 	slices.Sort(ids)
 	var all []imagepin.Entry
 	for _, id := range slices.Compact(ids) {
-		all = append(all, s.Store.ByID(id)...)
+		all = append(all, s.allByID(id)...)
 	}
 	return all
+}
+
+// allByID returns every entry of an image, also damaged ones.
+func (s *remover) allByID(id digest.Digest) []imagepin.Entry {
+	all := s.Store.ByID(id)
+	for _, d := range s.Store.FindDamaged(id.String()) {
+		all = append(all, d.Entry)
+	}
+	return all
+}
+
+// imageIDs returns the IDs of all images, also of damaged ones.
+func (s *remover) imageIDs() []digest.Digest {
+	var ids []digest.Digest
+	for _, img := range s.Store.Images() {
+		ids = append(ids, img.ID)
+	}
+	for _, d := range s.Store.Damaged() {
+		ids = append(ids, d.ImageID)
+	}
+	slices.Sort(ids)
+	return slices.Compact(ids)
 }
 
 // removeSelected removes the entries that a selection selects, and returns them.
@@ -197,6 +222,9 @@ func (s *remover) removeEntries(ctx context.Context, entries []imagepin.Entry) e
 		keys[i] = e.Key
 	}
 	if _, err := s.Store.Remove(s.namespaced(ctx), keys...); err != nil {
+		return err
+	}
+	if _, err := s.Store.DropDamaged(s.namespaced(ctx), keys...); err != nil {
 		return err
 	}
 	for _, e := range entries {
@@ -286,5 +314,8 @@ func (s *remover) inUse(ctx context.Context, keep bool, known volumesOf) (uses, 
 func (s *remover) markUsed(used uses, name string, t runtimeplatform.Target, user string) {
 	for _, e := range s.Store.Find(name) {
 		used[imageUse{e.ImageID, t}] = user
+	}
+	for _, d := range s.findDamaged(name) {
+		used[imageUse{d.ImageID, t}] = user
 	}
 }

@@ -78,7 +78,8 @@ func (s *containers) readySandboxImage(ctx context.Context, handler string) (rel
 	}
 	return s.useImages(ctx, []reference.Named{ref}, func() ([]imagepin.Entry, error) {
 		e, err := ready()
-		return []imagepin.Entry{e}, s.notReadyError(err, ref.String(), rt.Target)
+		d, _ := s.Store.GetDamaged(imagepin.Key{Ref: ref.String(), Target: rt.Target})
+		return []imagepin.Entry{e}, s.notReadyError(err, ref.String(), rt.Target, d.Reason)
 	})
 }
 

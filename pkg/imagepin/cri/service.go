@@ -96,6 +96,12 @@ type Index interface {
 	// Unkeyed returns the image IDs whose records belong to no key, including those that upstream cannot read.
 	Unkeyed() []digest.Digest
 	FindUntagged(name string) (store.Untagged, bool)
+	// Damaged returns the keys that are recorded but not ready, and FindDamaged those of a reference or an image ID.
+	Damaged() []store.Damaged
+	FindDamaged(name string) []store.Damaged
+	GetDamaged(k imagepin.Key) (store.Damaged, bool)
+	// Expired reports whether no runtime handler has had an entry's target for [store.UnusedFor].
+	Expired(e imagepin.Entry) bool
 }
 
 // Presence checks whether the content and the snapshots of images exist.
@@ -112,6 +118,8 @@ type Presence interface {
 // Removal removes images.
 type Removal interface {
 	Remove(ctx context.Context, keys ...imagepin.Key) (store.Change, error)
+	// DropDamaged removes damaged keys.
+	DropDamaged(ctx context.Context, keys ...imagepin.Key) (dropped []imagepin.Entry, _ error)
 	// RemoveRecords removes the records of an image that have no key.
 	RemoveRecords(ctx context.Context, id digest.Digest, names ...string) (removed bool, _ error)
 	RemoveUntagged(ctx context.Context, id digest.Digest, before time.Time) (removed bool, _ error)

@@ -46,8 +46,7 @@ type Finding struct {
 type Kind int
 
 const (
-	// Ignored is a label that cannot be read, that is for a target without a handler, or that another record takes
-	// precedence over.
+	// Ignored is a label that cannot be read, or that another record takes precedence over.
 	Ignored Kind = iota
 	// LostKey is a key whose content or snapshot is gone.
 	LostKey
@@ -72,7 +71,7 @@ func (f Finding) RepairHint() string {
 	}
 	switch f.Kind {
 	case LostKey:
-		return "unpack it again from local content; if that fails, fetch it by digest; if that fails, drop the key"
+		return "unpack it again from local content; if that fails, fetch it by digest; drop the key only if the registry no longer has it"
 	case WrongRecord:
 		return "repair its records and labels"
 	case DamagedBlob:

@@ -86,7 +86,7 @@ func (c *Checker) walkFormer(ctx context.Context, inv *Inventory) {
 		}
 		committed, err := c.committed(ctx, name)
 		if errdefs.IsInvalidArgument(err) {
-			err = nil // it is not loaded
+			continue // it is not loaded
 		}
 		if err != nil {
 			log.G(ctx).WithError(err).WithField("snapshotter", name).Error("cannot list snapshots, images of this snapshotter are unavailable")
@@ -162,6 +162,8 @@ func (inv *Inventory) Missing(e imagepin.Entry) string {
 	switch {
 	case e.ChainID != "" && inv.unavailable[e.Target.Snapshotter] != nil:
 		return "snapshotter " + e.Target.Snapshotter + " does not respond"
+	case e.ChainID != "" && !inv.walked(e.Target.Snapshotter):
+		return "snapshotter " + e.Target.Snapshotter + " is not loaded, or has no snapshot of it"
 	case !inv.HasSnapshot(e.Target.Snapshotter, e.ChainID):
 		return "snapshot " + e.ChainID.String() + " is gone"
 	case inv.files.noDirectory[snapshotOf(e)] != "":
@@ -212,10 +214,14 @@ func unpacked(blobs map[digest.Digest][]string) []store.Unpacked {
 	return all
 }
 
+func (inv *Inventory) walked(snapshotter string) bool {
+	_, ok := inv.snapshots[snapshotter]
+	return ok
+}
+
 // Knows reports whether a runtime handler uses a snapshotter.
 func (inv *Inventory) Knows(snapshotter string) bool {
-	_, ok := inv.snapshots[snapshotter]
-	return ok && !inv.former[snapshotter]
+	return inv.walked(snapshotter) && !inv.former[snapshotter]
 }
 
 // Responds reports whether a snapshotter has listed all its snapshots.

@@ -1,14 +1,13 @@
 package health
 
 import (
+	"time"
+
 	"github.com/opencontainers/go-digest"
 
 	"github.com/imagepin/imagepin/pkg/imagepin"
 	"github.com/imagepin/imagepin/pkg/imagepin/store"
 )
-
-// NoHandler is the reason of the loss of a key that no pod can use.
-const NoHandler = "no runtime handler has its target"
 
 // Loss is a recorded key, and the reason why it is not ready.
 type Loss struct {
@@ -21,22 +20,28 @@ type Loss struct {
 	Unknown bool
 	// MissingDirectory reports whether the snapshot exists but its directory is gone.
 	MissingDirectory bool
+	// Unverified reports whether the key was damaged before, and nothing was found now. What it needs has to be verified: a
+	// repair may have been interrupted, or an earlier check may have read more than this one.
+	Unverified bool
 	// Blob is a blob with a damaged or unreadable file that the key does not need. It is empty if the key itself is lost.
 	Blob digest.Digest
 	// Record is the record of another tool's image that has no key yet. It is empty for an image that has had a key.
 	Record string
 	// Moved reports whether the image is ready under the same reference, but in the snapshotter that was the default before.
 	Moved bool
+	// NewTarget reports whether the target of Entry is not that of the recorded key.
+	NewTarget bool
+	// Superseded reports whether the image is ready for a target of a runtime handler, so that the key, whose target no
+	// handler has, is to be dropped.
+	Superseded bool
 }
 
-// Lost reports whether a recorded key is not ready, and why. A key of the default platform can be ready without a runtime
-// handler: the default snapshotter has changed since, and the image has not been used in the new one.
+// Lost reports whether a recorded key is not ready, and why. A key can be ready without a runtime handler: it is unused.
 func (c *Checker) Lost(e imagepin.Entry, have *Inventory) (Loss, bool) {
-	if _, ok := c.config.Runtimes().ForTarget(e.Target); !ok &&
-		!(have.former[e.Target.Snapshotter] && e.Target.Platform == c.config.Runtimes().Default().Target.Platform) {
-		return Loss{Entry: e, Reason: NoHandler}, true
-	}
 	why := have.Missing(e)
+	if why == "" && !e.DamagedAt.IsZero() {
+		return Loss{Entry: e, Reason: "it was damaged at " + e.DamagedAt.UTC().Format(time.RFC3339) + " and has not been verified since", Unverified: true}, true
+	}
 	if why == "" {
 		return Loss{}, false
 	}

@@ -110,8 +110,8 @@ func (c *Checker) checkRetained(have *Inventory, needed []blob, ref PinnedRef, r
 	}
 }
 
-// repaired returns the damaged blobs that repairs of the findings of a report replace. A key without a runtime handler
-// is dropped, which replaces nothing.
+// repaired returns the damaged blobs that repairs of the findings of a report replace. A key without a runtime handler is
+// not repaired.
 func (c *Checker) repaired(have *Inventory, r *Report) map[digest.Digest]bool {
 	all := make(map[digest.Digest]bool)
 	for _, f := range r.Findings {

@@ -11,32 +11,50 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin/internal/lease"
 )
 
-// Ready reports whether everything that an entry needs is on the node: its content ([blobs.Image.Needed]), which it
-// reads and hashes, and its snapshot with all directories.
+// Ready reports whether everything that an entry needs is on the node, see [Checker.Verify].
 func (c *Checker) Ready(ctx context.Context, e imagepin.Entry) (bool, error) {
+	_, lost, err := c.Verify(ctx, e)
+	return err == nil && !lost, err
+}
+
+// Verify is [Checker.Lost] for one entry, and also reads and hashes its content ([blobs.Image.Needed]), and checks that all
+// directories of its snapshot exist.
+func (c *Checker) Verify(ctx context.Context, e imagepin.Entry) (_ Loss, lost bool, _ error) {
 	needed, indexGone, err := blobs.ImageOf(e).Needed(blobs.LookIn(ctx, c.config.Content))
-	if err != nil || indexGone {
-		return false, err
+	if err != nil {
+		return Loss{}, false, err
+	}
+	if indexGone {
+		return Loss{Entry: e, Reason: "an index between " + e.RecordTarget.Digest.String() + " and manifest " + e.Manifest.String() + " is gone"}, true, nil
 	}
 	for _, n := range needed {
 		info, err := c.config.Content.Info(ctx, n.Digest)
 		if err == nil {
 			err = blobs.Verify(ctx, c.config.Content, n.Digest, info.Size, nil)
 		}
-		if damage := new(blobs.Damage); errdefs.IsNotFound(err) || errors.As(err, &damage) {
-			return false, nil
-		}
-		if err != nil {
-			return false, err
+		switch damage := new(blobs.Damage); {
+		case errors.As(err, &damage):
+			return Loss{Entry: e, Reason: "the file of " + n.Kind + " " + n.Digest.String() + " " + damage.Problem}, true, nil
+		case errdefs.IsNotFound(err):
+			return Loss{Entry: e, Reason: n.Kind + " " + n.Digest.String() + " is gone"}, true, nil
+		case err != nil:
+			return Loss{}, false, err
 		}
 	}
-	if here, err := c.config.Images.HasSnapshot(ctx, e.Target.Snapshotter, e.ChainID); err != nil || !here || e.ChainID == "" {
-		return here, err
+	here, err := c.config.Images.HasSnapshot(ctx, e.Target.Snapshotter, e.ChainID)
+	if err != nil || here && e.ChainID == "" {
+		return Loss{Entry: e}, false, err
+	}
+	if !here {
+		return Loss{Entry: e, Reason: "snapshot " + e.ChainID.String() + " is gone", Unpackable: true}, true, nil
 	}
 	var missing string
 	err = lease.With(ctx, c.config.Leases, lease.Use, func(ctx context.Context) (err error) {
 		missing, err = c.MissingDirectory(ctx, snapshotOf(e))
 		return err
 	})
-	return missing == "" && err == nil, err
+	if err != nil {
+		return Loss{}, false, err
+	}
+	return Loss{Entry: e, Reason: missing, MissingDirectory: missing != ""}, missing != "", nil
 }

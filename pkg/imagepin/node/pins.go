@@ -2,6 +2,7 @@ package node
 
 import (
 	"context"
+	"slices"
 	"time"
 
 	"github.com/containerd/log"
@@ -65,6 +66,12 @@ func (s *Service) sweep(ctx context.Context) {
 		if err := s.cri.RemoveUntagged(ctx, time.Now().Add(-untaggedGrace)); err != nil && ctx.Err() == nil {
 			log.G(ctx).WithError(err).Warn("failed to remove images without a key")
 		}
+		s.reconciler.RepairDamaged()
+		if expired := s.node.store.ExpiredBeside(); len(expired) > 0 {
+			if err := s.cri.RemoveKeys(ctx, expired); err != nil && ctx.Err() == nil {
+				log.G(ctx).WithError(err).Warn("failed to remove images that no runtime handler uses any more")
+			}
+		}
 		if err := s.node.retainer.Retry(ctx); err != nil && ctx.Err() == nil {
 			log.G(ctx).WithError(err).Warn("failed to retain images that were not retained before")
 		}
@@ -72,6 +79,11 @@ func (s *Service) sweep(ctx context.Context) {
 			log.G(ctx).WithError(err).Warn("failed to delete the leases of finished calls")
 		}
 	}
+}
+
+// pinned reports whether a pin means or retains a digest.
+func (n *Node) pinned(root digest.Digest) bool {
+	return n.pins.Retains(root) || slices.ContainsFunc(n.pins.List(), func(p pin.Pin) bool { return p.Root.Digest == root })
 }
 
 // expirePins removes the pins that were not used for their time to live.

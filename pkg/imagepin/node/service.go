@@ -73,6 +73,7 @@ func (n *Node) Serve(upstream cri.Upstream) (*Service, error) {
 			Snapshotter: n.containerd.Snapshots, Runtimes: n.runtimes,
 		}), Maker: maker, Puller: s.puller, Retained: n.retainer, Content: n.containerd.Content,
 		Leases: n.containerd.Leases, Events: n.containerd.Events, Locks: &n.locks, Runtimes: n.runtimes, Namespace: Namespace,
+		Pinned: n.pinned,
 	})
 	s.applier = apply.New(apply.Config{
 		State: n.applied, Images: n.store, Puller: s.puller, Remover: s.cri, Content: n.containerd.Content, Leases: n.containerd.Leases,

@@ -63,7 +63,16 @@ func (s *Service) status(ctx context.Context) *api.StatusResponse {
 }
 
 func (s *Service) indexStatus() *api.IndexStatus {
-	st := &api.IndexStatus{PendingRepairs: int64(s.reconciler.PendingRepairs())}
+	st := &api.IndexStatus{
+		PendingRepairs: int64(s.reconciler.PendingRepairs()), Damaged: int64(len(s.node.store.Damaged())), Dropped: s.reconciler.Dropped(),
+	}
+	for _, img := range s.node.store.Images() {
+		for _, e := range img.Entries {
+			if s.node.store.IsUnused(e) {
+				st.Unused++
+			}
+		}
+	}
 	select {
 	case <-s.Ready():
 		st.Ready = true
@@ -189,7 +198,9 @@ func problems(st *api.StatusResponse) (all []*api.Problem) {
 	if !st.GetIndex().GetReady() {
 		add("Calls wait until it is built. If this takes long, see the log of containerd.", "the index is not built")
 	}
-	if n := st.GetIndex().GetPendingRepairs(); n > 0 {
+	if n := st.GetIndex().GetDamaged(); n > 0 {
+		add("Pods cannot use them. The node repairs them in the background. To see the reasons, run: imagepin check", "damaged keys: %d", n)
+	} else if n := st.GetIndex().GetPendingRepairs(); n > 0 {
 		add("Repairs run in the background. To see the reasons, run: imagepin check", "recorded images that are not ready: %d", n)
 	}
 	seen := make(map[string]bool)

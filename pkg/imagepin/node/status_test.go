@@ -83,4 +83,9 @@ func TestProblems(t *testing.T) {
 	if len(messages) != 5 {
 		t.Errorf("got %q, want 5 problems", messages)
 	}
+	// Repairs that wait are those of damaged keys.
+	damaged := problems(&api.StatusResponse{Index: &api.IndexStatus{Ready: true, PendingRepairs: 2, Damaged: 3, Unused: 4}})
+	if len(damaged) != 1 || damaged[0].Message != "damaged keys: 3" || damaged[0].Hint == "" {
+		t.Errorf("with damaged and unused keys: got %v, want one problem", damaged)
+	}
 }

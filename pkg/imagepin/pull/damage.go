@@ -278,6 +278,16 @@ func atRegistry(err error) bool {
 	return errors.As(err, &r)
 }
 
+// GoneAtRegistry reports whether a registry has answered that it does not have a part of an image any more, and no host that
+// may have it was unavailable.
+func GoneAtRegistry(err error) bool { return missingAtRegistry(err) }
+
+// AtRegistry reports whether an error came from a registry, or from the connection to it.
+func AtRegistry(err error) bool { return atRegistry(err) }
+
+// FromRegistry returns err as the answer of a registry, see [GoneAtRegistry].
+func FromRegistry(err error) error { return fromRegistry{err} }
+
 // body is a response of a registry. The request is sent by the first Read, so errors come from there.
 type body struct {
 	io.ReadCloser

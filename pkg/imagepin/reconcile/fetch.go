@@ -13,9 +13,8 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin/pull"
 )
 
-// fetchFor is how long a fetch is retried while the registry is unavailable. The network of a node can be ready minutes
-// after containerd. The content of a key that is not dropped stays on the node, where kubelet's image garbage
-// collection does not see it.
+// fetchFor is how long a fetch is retried after repairLast while the registry is unavailable: the network of a node can be
+// ready minutes after containerd. After that it is retried less often.
 const fetchFor = 5 * time.Minute
 
 // fetchQueue returns the queue for the fetch of a lost key. ok is false if the key is not fetched: no runtime handler
@@ -28,26 +27,33 @@ func (p *repairs) fetchQueue(e imagepin.Entry) (_ queueName, ok bool) {
 	return queueName{e.Target.Snapshotter, reference.Domain(ref)}, true
 }
 
-// fetchOne fetches what a key lacks with the node's own credentials, or drops the key. While the registry is unavailable,
-// it is retried until fetchFor has passed. It is a [repairFunc].
+// fetchOne fetches what a key lacks with the node's own credentials. If that fails, the key is damaged, and the fetch is
+// retried. Only if its registry does not have the image any more, the key is dropped. It is a [repairFunc].
 func (p *repairs) fetchOne(ctx context.Context, loss queued) (retry time.Duration) {
 	entry := logOf(ctx, loss.Entry)
 	defer afterPanic(entry, &retry)
-	outcome, err := p.config.Puller.Repair(ctx, loss.Entry)
-	if ctx.Err() != nil {
-		return repairLast
+	if p.isReady(loss.Loss) {
+		return 0
 	}
+	outcome, err := p.config.Puller.Repair(ctx, loss.Entry)
 	switch {
+	case ctx.Err() != nil:
+		return repairLast
 	case err == nil && outcome != pull.Unneeded:
 		entry.Infof("repaired key from its registry: %s", loss.Reason)
 		return 0
+	case err == nil:
+		return p.dropLost(ctx, loss.Entry)
+	case p.gone(loss.Entry, err):
+		entry.WithError(imagepin.BoundError(err, imagepin.MaxLogText)).Warnf("dropping key, its registry no longer has the image: %s", loss.Reason)
+		p.dropped.Add(1)
+		return p.dropLost(ctx, loss.Entry)
 	case temporary(err) && time.Since(loss.since) < fetchFor:
-		entry.WithError(imagepin.BoundError(err, imagepin.MaxLogText)).Warnf("cannot repair key yet, retrying: %s", loss.Reason)
-		return repairLast
-	case err != nil:
-		entry.WithError(imagepin.BoundError(err, imagepin.MaxLogText)).Warnf("dropping key that cannot be repaired: %s", loss.Reason)
+		return p.keepDamaged(ctx, loss.Loss, err, repairLast)
+	case temporary(err):
+		return p.keepDamaged(ctx, loss.Loss, err, repairLastFetch)
 	}
-	return p.dropLost(ctx, loss.Entry)
+	return p.keepDamaged(ctx, loss.Loss, err, repairLastRefused)
 }
 
 // temporary reports whether an error can end by itself, without a change of the image or of the node's credentials. A layer

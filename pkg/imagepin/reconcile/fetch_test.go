@@ -62,30 +62,36 @@ func (d *deepNode) lose(t *testing.T) (loss health.Loss, write func()) {
 	return loss, func() { noError(t, os.WriteFile(file, b, 0o400)) }
 }
 
-// TestFetchOne fetches a key whose configuration is gone. It is dropped if the registry does not allow that. A fetch is
-// retried while the registry is unavailable, but not forever. An image that was removed does not come back.
+// TestFetchOne fetches a key whose configuration is gone. It is dropped only if its registry no longer has the image and no
+// pin means it. Otherwise it is damaged, and the fetch is retried, less often after some time. An image that was removed does
+// not come back.
 func TestFetchOne(t *testing.T) {
 	for _, test := range []struct {
 		name string
 		// queued is how long the key has been in the queue.
 		queued time.Duration
+		pinned bool
 		// fetch is the n-th fetch. write writes the configuration again.
 		fetch   func(t *testing.T, d *deepNode, n int32, write func()) error
 		ready   bool
+		damaged bool
 		fetches int32
+		retry   time.Duration // after the last fetch
 	}{
 		{name: "fetched", fetch: fetched, ready: true, fetches: 1},
-		{name: "denied", fetch: fails(errdefs.ErrPermissionDenied), fetches: 1},
-		{name: "gone", fetch: fails(errdefs.ErrNotFound), fetches: 1},
+		{name: "denied", fetch: fails(errdefs.ErrPermissionDenied), damaged: true, fetches: 1, retry: repairLastRefused},
+		{name: "gone", fetch: fails(pull.FromRegistry(errdefs.ErrNotFound)), fetches: 1},
+		{name: "gone and pinned", pinned: true, fetch: fails(pull.FromRegistry(errdefs.ErrNotFound)), damaged: true, fetches: 1, retry: repairLastRefused},
+		{name: "not found on the node", fetch: fails(errdefs.ErrNotFound), damaged: true, fetches: 1, retry: repairLastRefused},
 		{name: "unavailable at first", ready: true, fetches: 3, fetch: func(t *testing.T, d *deepNode, n int32, write func()) error {
 			if n < 3 {
 				return errdefs.ErrUnavailable
 			}
 			return fetched(t, d, n, write)
 		}},
-		{name: "unavailable for too long", fetch: fails(errdefs.ErrUnavailable), fetches: 1, queued: fetchFor},
-		{name: "the layer cannot be stored", fetch: fails(&os.LinkError{Op: "link", Old: "a", New: "b", Err: syscall.EEXIST}), fetches: 1},
-		{name: "the layer cannot be stored, over the socket", fetch: fails(errors.New("mkdir /a: file name too long")), fetches: 1},
+		{name: "unavailable for long", fetch: fails(errdefs.ErrUnavailable), damaged: true, fetches: 1, queued: fetchFor, retry: repairLastFetch},
+		{name: "the layer cannot be stored", fetch: fails(&os.LinkError{Op: "link", Old: "a", New: "b", Err: syscall.EEXIST}), damaged: true, fetches: 1, retry: repairLastRefused},
+		{name: "the layer cannot be stored, over the socket", fetch: fails(errors.New("mkdir /a: file name too long")), damaged: true, fetches: 1, retry: repairLastRefused},
 		{name: "disk full at first", ready: true, fetches: 2, fetch: func(t *testing.T, d *deepNode, n int32, write func()) error {
 			if n < 2 {
 				return &os.PathError{Op: "write", Path: "a", Err: syscall.ENOSPC}
@@ -104,14 +110,27 @@ func TestFetchOne(t *testing.T) {
 			p := &fetchingPuller{d: d}
 			p.fetch = func() error { return test.fetch(t, d, p.n.Load(), write) }
 			d.config.Puller = p
-			for d.repairs.fetchOne(d.ctx, queued{loss, time.Now().Add(-test.queued)}) > 0 {
+			d.config.Pinned = func(root digest.Digest) bool { return test.pinned && root == e.Root.Digest }
+			retry := repairLast
+			for retry == repairLast {
+				retry = d.repairs.fetchOne(d.ctx, queued{Loss: loss, since: time.Now().Add(-test.queued)})
 			}
-			if _, ready := d.store.Get(e.Key); ready != test.ready || p.n.Load() != test.fetches {
-				t.Errorf("ready %v after %d fetches, want %v after %d", ready, p.n.Load(), test.ready, test.fetches)
+			if _, ready := d.store.Get(e.Key); ready != test.ready || p.n.Load() != test.fetches || retry != test.retry {
+				t.Errorf("ready %v after %d fetches, retry after %s, want %v after %d, %s", ready, p.n.Load(), retry, test.ready, test.fetches, test.retry)
+			}
+			if _, damaged := d.store.GetDamaged(e.Key); damaged != test.damaged {
+				t.Errorf("got damaged %t, want %t", damaged, test.damaged)
 			}
 			img, err := d.Images.Get(d.ctx, e.Record)
-			if labelled := err == nil && img.Labels[imagepin.KeyLabelName(e.Key)] != ""; labelled != test.ready {
-				t.Errorf("the record has the key's label: %v, want %v", labelled, test.ready)
+			value := img.Labels[imagepin.KeyLabelName(e.Key)]
+			if labelled := err == nil && value != ""; labelled != (test.ready || test.damaged) {
+				t.Errorf("the record has the key's label: %v, want %v", labelled, test.ready || test.damaged)
+			}
+			if value != "" {
+				recorded, err := imagepin.DecodeKeyLabel(imagepin.KeyLabelName(e.Key), value)
+				if err != nil || recorded.DamagedAt.IsZero() == test.damaged {
+					t.Errorf("got label %s, %v, want damaged %t", value, err, test.damaged)
+				}
 			}
 			d.wantNothingLeft(t)
 		})

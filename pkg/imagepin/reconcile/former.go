@@ -2,15 +2,40 @@ package reconcile
 
 import (
 	"context"
+	"maps"
+	"slices"
 
 	"github.com/containerd/containerd/v2/core/images"
 	"github.com/containerd/errdefs"
+	"github.com/containerd/log"
 	"github.com/containerd/platforms"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/imagepin/imagepin/pkg/imagepin"
 	"github.com/imagepin/imagepin/pkg/imagepin/health"
+	"github.com/imagepin/imagepin/pkg/imagepin/store"
 )
+
+// markUnused records and logs which keys have no runtime handler. The log names each target once, because a target that no
+// handler has any more can be a mistake in the configuration.
+func markUnused(ctx context.Context, s Store) {
+	unused, err := s.MarkUnused(ctx)
+	if err != nil {
+		if ctx.Err() == nil {
+			log.G(ctx).WithError(err).Warn("cannot record which keys no runtime handler has a target for, trying again at the next start")
+		}
+		return
+	}
+	keys := make(map[string]int)
+	for _, e := range unused {
+		keys[e.Target.String()]++
+	}
+	for _, target := range slices.Sorted(maps.Keys(keys)) {
+		log.G(ctx).WithField("target", target).WithField("keys", keys[target]).Warnf("no runtime handler has this target: its images are "+
+			"unused, and kept for %s, after which kubelet can collect them. To list them, run: imagepin images -o wide. To remove one, "+
+			"run: imagepin rm IMAGE-ID", store.UnusedFor)
+	}
+}
 
 // moves returns the keys without a runtime handler as losses of the same keys for the default target, if their images can
 // be unpacked there. [store.Store.PutIf] then drops the former keys.

@@ -1,6 +1,10 @@
 package reconcile
 
-import "time"
+import (
+	"time"
+
+	"github.com/imagepin/imagepin/pkg/imagepin/health"
+)
 
 // Listed is the result of a list of all images, which builds the index.
 type Listed struct {
@@ -21,3 +25,17 @@ func (r *Reconciler) LastListed() (_ Listed, ok bool) {
 
 // PendingRepairs returns the number of keys that were recorded but are not ready, and will be repaired or dropped.
 func (r *Reconciler) PendingRepairs() int { return r.repairs.pending() }
+
+// RepairDamaged repairs the damaged keys in the background for which no repair is queued: a call has found the damage, and could
+// not repair it.
+func (r *Reconciler) RepairDamaged() {
+	for _, d := range r.config.Store.Damaged() {
+		if _, ok := r.config.Runtimes().ForTarget(d.Target); ok {
+			r.repairs.addOnce(health.Loss{Entry: d.Entry, Reason: d.Reason, Unverified: true})
+		}
+	}
+}
+
+// Dropped returns the number of keys that were dropped in the background since the start, because their registries no longer
+// have the image.
+func (r *Reconciler) Dropped() int64 { return r.repairs.dropped.Load() }

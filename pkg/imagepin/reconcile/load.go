@@ -44,12 +44,16 @@ func (r *Reconciler) load(ctx context.Context) (*found, error) {
 	f.lost = loaded.Lost
 	for _, e := range f.lost {
 		loss, lost := r.config.Checker.Lost(e, f.have)
-		if !lost { // the image is ready for the default target
-			loss = health.Loss{Entry: e, Reason: health.NoHandler}
+		if !lost { // a part of it has come back since it was looked at
+			loss = health.Loss{Entry: e, Reason: "it was not ready before", Unverified: true}
 		}
+		r.config.Store.NoteDamaged(e, loss.Reason)
 		f.losses = append(f.losses, loss)
 	}
-	ofLost := store.NeededBy(f.lost)
+	for _, e := range loaded.Superseded {
+		f.losses = append(f.losses, health.Loss{Entry: e, Reason: "no runtime handler has its target, and the image is ready for another one", Superseded: true})
+	}
+	ofLost := store.NeededBy(slices.Concat(f.lost, loaded.Superseded))
 	f.losses = append(f.losses, r.moves(ctx, loaded.Former, f.have)...)
 	claimable := slices.ContainsFunc(f.have.Unpacked(), func(u store.Unpacked) bool {
 		return f.have.Knows(u.Snapshotter) && r.config.Store.Unclaimed(u)

@@ -2,8 +2,10 @@ package reconcile
 
 import (
 	"context"
+	"errors"
 	"runtime/debug"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/containerd/errdefs"
@@ -25,6 +27,11 @@ const (
 	repairLast  = 10 * time.Second
 	// repairLastCorrupt is the longest delay if all keys that are retried have corrupt content: each retry unpacks it.
 	repairLastCorrupt = 5 * time.Minute
+	// repairLastFetch is the longest delay while a registry is unavailable for longer than fetchFor.
+	repairLastFetch = 5 * time.Minute
+	// repairLastRefused is the longest delay after an answer that does not change by itself: access is denied, or a
+	// verifier rejects the image.
+	repairLastRefused = time.Hour
 )
 
 // repairs repairs keys that were recorded but are not ready. It runs in the background. A key is only reported as
@@ -34,15 +41,19 @@ const (
 //   - If the state is unknown or the repair fails for now (a snapshotter does not respond, a disk is full), it is
 //     retried.
 //   - If content is missing, it is fetched by digest, see [repairs.fetchOne].
-//   - All other keys are dropped. This includes keys for a target without a runtime handler.
+//   - A key without a runtime handler is not repaired: a start looks at it again.
+//   - A key is dropped only if its registry no longer has the image, if its image is ready for another target instead, or if
+//     it is not recorded any more.
 //
 // Each snapshotter has its own queue, so one that hangs does not block repairs in another. Fetches have a queue for each
 // snapshotter and registry.
 type repairs struct {
 	repairer
-	mu     sync.Mutex
-	queues map[queueName]*queue
-	owned  sync.WaitGroup
+	mu      sync.Mutex
+	queues  map[queueName]*queue
+	running context.Context // of Run; nil before
+	owned   sync.WaitGroup
+	dropped atomic.Int64 // keys that were dropped because their registries no longer have the image
 }
 
 // queueName identifies a queue. registry is empty for repairs from local content.
@@ -55,15 +66,16 @@ type repairFunc func(context.Context, queued) (retry time.Duration)
 type queued struct {
 	health.Loss
 	since time.Time
+	due   time.Time // when it is repaired next
 }
 
 // queue has the keys to repair in one snapshotter.
 type queue struct {
 	repairs *repairs
 	repair  repairFunc
-	losses  []queued      // guarded by repairs.mu
-	pending int           // losses that are not repaired or dropped yet, guarded by repairs.mu
-	more    chan struct{} // has one element if there are new losses
+	losses  []queued             // guarded by repairs.mu
+	keys    map[imagepin.Key]int // of the losses that are not repaired or dropped yet, guarded by repairs.mu
+	more    chan struct{}        // has one element if there are new losses
 }
 
 func newRepairs(r repairer) *repairs {
@@ -84,9 +96,14 @@ func (p *repairs) add(ctx context.Context, losses ...health.Loss) {
 func (p *repairs) addTo(ctx context.Context, name queueName, l health.Loss, repair repairFunc) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	p.addLocked(ctx, name, l, repair)
+}
+
+// addLocked is addTo for a caller that holds the lock.
+func (p *repairs) addLocked(ctx context.Context, name queueName, l health.Loss, repair repairFunc) {
 	q := p.queues[name]
 	if q == nil {
-		q = &queue{repairs: p, repair: repair, more: make(chan struct{}, 1)}
+		q = &queue{repairs: p, repair: repair, keys: make(map[imagepin.Key]int), more: make(chan struct{}, 1)}
 		p.queues[name] = q
 		p.owned.Go(func() {
 			q.run(ctx)
@@ -95,11 +112,37 @@ func (p *repairs) addTo(ctx context.Context, name queueName, l health.Loss, repa
 			delete(p.queues, name)
 		})
 	}
-	q.losses = append(q.losses, queued{l, time.Now()})
-	q.pending++
+	q.losses = append(q.losses, queued{Loss: l, since: time.Now()})
+	q.keys[l.Entry.Key]++
 	select {
 	case q.more <- struct{}{}:
 	default:
+	}
+}
+
+// begin makes addOnce add losses, which are repaired until ctx ends. end makes it add none.
+func (p *repairs) begin(ctx context.Context) (end func()) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.running = ctx
+	return func() {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		p.running = nil
+	}
+}
+
+// addOnce queues the loss of a key, unless it is queued already. It does nothing if no repairs run.
+func (p *repairs) addOnce(l health.Loss) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, q := range p.queues {
+		if q.keys[l.Entry.Key] > 0 {
+			return
+		}
+	}
+	if p.running != nil {
+		p.addLocked(p.running, queueName{snapshotter: l.Entry.Target.Snapshotter}, l, p.repairOne)
 	}
 }
 
@@ -108,16 +151,25 @@ func (p *repairs) pending() (n int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, q := range p.queues {
-		n += q.pending
+		for _, losses := range q.keys {
+			n += losses
+		}
 	}
 	return n
 }
 
-// done notes that n losses are repaired or dropped.
-func (q *queue) done(n int) {
+// done notes that the losses in all are repaired or dropped, except those that are retried.
+func (q *queue) done(all, retried []queued) {
 	q.repairs.mu.Lock()
 	defer q.repairs.mu.Unlock()
-	q.pending -= n
+	for _, l := range all {
+		if q.keys[l.Entry.Key]--; q.keys[l.Entry.Key] == 0 {
+			delete(q.keys, l.Entry.Key)
+		}
+	}
+	for _, l := range retried {
+		q.keys[l.Entry.Key]++
+	}
 }
 
 func (q *queue) take() []queued {
@@ -148,12 +200,28 @@ func (q *queue) run(ctx context.Context) {
 		again = nil
 		all := append(waiting, q.take()...)
 		waiting, longest = repairAll(ctx, all, q.repair)
-		q.done(len(all) - len(waiting))
+		q.done(all, waiting)
 		if len(waiting) > 0 {
 			pause = min(pause, longest)
-			again = time.After(pause)
+			if longest == repairLastRefused {
+				pause = max(pause, repairLast)
+			}
+			again = time.After(schedule(waiting, pause))
 		}
 	}
+}
+
+// schedule makes the losses that were tried just now due after a pause. It returns when the first loss is due.
+func schedule(waiting []queued, pause time.Duration) (next time.Duration) {
+	now := time.Now()
+	next = pause
+	for i := range waiting {
+		if !waiting[i].due.After(now) {
+			waiting[i].due = now.Add(pause)
+		}
+		next = min(next, waiting[i].due.Sub(now))
+	}
+	return next
 }
 
 // recheck updates the losses that have to wait.
@@ -163,25 +231,35 @@ func (p *repairs) recheck(ctx context.Context, waiting []queued) []queued {
 		return waiting
 	}
 	for i, w := range waiting {
+		if known, ok := p.config.Store.GetDamaged(w.Entry.Key); ok && known.Record == w.Entry.Record {
+			w.Entry.DamagedAt = known.DamagedAt // what was found may show only to a check that reads everything
+		}
 		loss, lost := p.config.Checker.Lost(w.Entry, have)
 		if !lost {
 			loss = health.Loss{Entry: w.Entry, Reason: w.Reason, Unpackable: true} // its snapshot exists now
 		}
-		loss.Record, loss.Moved = w.Record, w.Moved
+		loss.Record, loss.Moved, loss.NewTarget, loss.Superseded = w.Record, w.Moved, w.NewTarget, w.Superseded
 		waiting[i].Loss = loss
 	}
 	return waiting
 }
 
-// repairAll repairs losses. It returns those to retry, and the longest delay before that.
+// repairAll repairs the losses that are due. It returns those to retry, and the longest delay before that.
 func repairAll(ctx context.Context, losses []queued, repair repairFunc) (again []queued, longest time.Duration) {
 	var (
 		g  errgroup.Group
 		mu sync.Mutex
 	)
-	longest = repairLastCorrupt
+	longest = repairLastRefused
 	g.SetLimit(repairers)
+	now := time.Now()
 	for _, loss := range losses {
+		if loss.due.After(now) { // a new loss does not make the others due
+			mu.Lock()
+			again = append(again, loss)
+			mu.Unlock()
+			continue
+		}
 		g.Go(func() error {
 			retry := repairLast
 			if !loss.Unknown {
@@ -220,12 +298,31 @@ func afterPanic(entry *log.Entry, retry *time.Duration) {
 	}
 }
 
-// repairOne repairs one key from local content. If that is not sufficient, it queues its fetch or drops it. It is a
-// [repairFunc].
+// repairOne repairs one key from local content. If that is not sufficient, it queues its fetch, or keeps it as damaged. It is
+// a [repairFunc].
 func (p *repairs) repairOne(ctx context.Context, loss queued) (retry time.Duration) {
 	e := loss.Entry
 	entry := logOf(ctx, e)
 	defer afterPanic(entry, &retry)
+	if loss.Superseded {
+		return p.dropLost(ctx, e)
+	}
+	if p.isReady(loss.Loss) {
+		return 0
+	}
+	verified, recorded, err := p.verify(ctx, loss.Loss)
+	if err == nil && recorded {
+		entry.Infof("key is ready again: %s", loss.Reason)
+		return 0
+	}
+	if loss.Loss = verified; err == nil && loss.MissingDirectory {
+		if err = p.removeWithoutDirectory(ctx, e); err == nil {
+			loss.Unpackable = true
+		}
+	}
+	if err != nil {
+		return p.keepDamaged(ctx, loss.Loss, err, retryAfter(err))
+	}
 	if loss.Unpackable {
 		restored, err := p.unpack(ctx, loss.Loss)
 		if err == nil {
@@ -235,10 +332,7 @@ func (p *repairs) repairOne(ctx context.Context, loss queued) (retry time.Durati
 			return 0
 		}
 		if !errdefs.IsNotFound(err) && !errdefs.IsFailedPrecondition(err) {
-			if ctx.Err() == nil {
-				entry.WithError(imagepin.BoundError(err, imagepin.MaxLogText)).Warnf("cannot repair key yet, retrying: %s", loss.Reason)
-			}
-			return retryAfter(err)
+			return p.keepDamaged(ctx, loss.Loss, err, retryAfter(err))
 		}
 	}
 	if moved, ok := p.forDefaultTarget(e); ok {
@@ -266,12 +360,53 @@ func (p *repairs) repairOne(ctx context.Context, loss queued) (retry time.Durati
 	if loss.Record != "" || loss.Moved {
 		return 0 // an image of another tool that cannot be adopted without its layers, or one that is fetched when it is used
 	}
+	if _, ok := p.config.Runtimes().ForTarget(e.Target); !ok {
+		p.keepDamaged(ctx, loss.Loss, errNoHandler, 0)
+		return 0 // a start with another configuration looks at it again
+	}
 	if name, ok := p.fetchQueue(e); ok {
 		p.addTo(ctx, name, loss.Loss, p.fetchOne)
 		return 0
 	}
-	entry.Warnf("dropping key that cannot be repaired: %s", loss.Reason)
-	return p.dropLost(ctx, e)
+	return p.keepDamaged(ctx, loss.Loss, errNoRegistry, repairLastFetch)
+}
+
+var (
+	errNoHandler  = errors.New("no runtime handler has its target")
+	errNoRegistry = errors.New("its image was imported from a file, and no registry is known to have it")
+)
+
+// isReady reports whether a call has made a lost key ready.
+func (p *repairs) isReady(loss health.Loss) bool {
+	now, ok := p.config.Store.Get(loss.Entry.Key)
+	return ok && loss.Record == "" && now.Record == loss.Entry.Record && now.Root.Digest == loss.Entry.Root.Digest
+}
+
+// keepDamaged records that a key is damaged because a repair failed with err. It returns retry, or zero if the key is ready or
+// not recorded any more. Only the first failure is logged as a warning.
+func (p *repairs) keepDamaged(ctx context.Context, loss health.Loss, err error, retry time.Duration) time.Duration {
+	if ctx.Err() != nil {
+		return repairLast
+	}
+	entry := logOf(ctx, loss.Entry).WithError(imagepin.BoundError(err, imagepin.MaxLogText))
+	if loss.Record != "" || loss.Moved { // it has no key yet
+		entry.Warnf("cannot unpack image yet, retrying: %s", loss.Reason)
+		return retry
+	}
+	known, noted := p.config.Store.GetDamaged(loss.Entry.Key)
+	kept, merr := p.config.Store.MarkDamaged(ctx, loss.Entry, loss.Reason)
+	switch {
+	case merr != nil:
+		entry.WithField("mark", merr.Error()).Warnf("cannot repair key yet, and cannot record that it is damaged: %s", loss.Reason)
+		return max(retry, repairLast)
+	case !kept: // it is ready, or not recorded any more
+		return p.dropLost(ctx, loss.Entry)
+	case noted && !known.DamagedAt.IsZero() && known.Reason == loss.Reason:
+		entry.Debugf("cannot repair key yet, it stays damaged: %s", loss.Reason)
+	default:
+		entry.Warnf("cannot repair key yet, keeping it as damaged and retrying: %s", loss.Reason)
+	}
+	return retry
 }
 
 // dropLost drops a lost key, unless a call has made it ready. It returns when that is retried, as a [repairFunc].
@@ -296,5 +431,5 @@ func (p *repairs) forDefaultTarget(e imagepin.Entry) (health.Loss, bool) {
 	}
 	e.Target = to
 	_, ready := p.config.Store.Get(e.Key)
-	return health.Loss{Entry: e, Reason: "the default snapshotter changed", Unpackable: true}, !ready
+	return health.Loss{Entry: e, Reason: "the default snapshotter changed", Unpackable: true, NewTarget: true}, !ready
 }

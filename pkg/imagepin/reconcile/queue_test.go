@@ -61,7 +61,7 @@ func TestRepairOfCorruptImage(t *testing.T) {
 		for i, err := range test.errs {
 			e := imagepin.Entry{Key: imagepin.Key{Ref: fmt.Sprintf("registry.example/corrupt:%d", i), Target: d.config.Runtimes().Default().Target}}
 			errs[e.Ref] = err
-			losses = append(losses, queued{Loss: health.Loss{Entry: e, Reason: "lost", Unpackable: true}})
+			losses = append(losses, queued{Loss: health.Loss{Entry: e, Reason: "lost", Unpackable: true, Record: e.Ref}})
 		}
 		d.config.Maker = failingMaker{errs: errs}
 		again, longest := repairAll(withLog(d.ctx, &out), losses, d.repairs.repairOne)

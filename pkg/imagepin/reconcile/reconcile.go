@@ -51,6 +51,8 @@ type Config struct {
 	Locks    Locks
 	// Runtimes returns the runtime handlers that are currently configured.
 	Runtimes func() *runtimeplatform.Set
+	// Pinned reports whether a pin means or retains a digest. It may be nil: no pin does.
+	Pinned func(root digest.Digest) bool
 	// Namespace is the containerd namespace of the CRI's images. Events of other namespaces are ignored.
 	Namespace string
 }
@@ -65,6 +67,8 @@ type Store interface {
 	Sync(ctx context.Context, name string) (*images.Image, error)
 	// Adopt records the keys of images of other tools.
 	Adopt(ctx context.Context, adoptions ...store.Adoption) (store.Change, error)
+	// MarkUnused records which keys have no runtime handler, and since when, and returns them.
+	MarkUnused(ctx context.Context) ([]imagepin.Entry, error)
 	NoteUntagged(u store.Untagged)
 	NoteUnreadable(id digest.Digest)
 	// Unaccounted lists the records that belong to no key.
@@ -95,6 +99,14 @@ type Repairs interface {
 	// EvictBlob and EvictSnapshot remove the keys that need something that is gone from the index, and return them.
 	EvictBlob(ctx context.Context, d digest.Digest) ([]imagepin.Entry, error)
 	EvictSnapshot(ctx context.Context, snapshotter, name string) ([]imagepin.Entry, error)
+	// EvictSeen removes an entry that is not outdated from the index.
+	EvictSeen(ctx context.Context, seen store.Seen, reason string) (evicted bool, _ error)
+	// NoteDamaged notes why a key is not ready. MarkDamaged also records that it is damaged; kept is false if it is ready, or
+	// not recorded any more.
+	Damaged() []store.Damaged
+	GetDamaged(k imagepin.Key) (store.Damaged, bool)
+	NoteDamaged(e imagepin.Entry, reason string)
+	MarkDamaged(ctx context.Context, e imagepin.Entry, reason string) (kept bool, _ error)
 	// PutIf records a key that was made ready again, if the record called witness still targets its image.
 	PutIf(ctx context.Context, e imagepin.Entry, witness string) (restored bool, _ error)
 	// RepairRecords writes the records of an entry again.
@@ -186,8 +198,10 @@ func (r *Reconciler) Run(ctx context.Context, ready func()) (err error) {
 	}()
 	began := time.Now()
 	ctx, cancel := context.WithCancel(ctx)
+	end := r.repairs.begin(ctx)
 	defer func() {
 		cancel()
+		end()
 		r.repairs.wait()
 		r.unanswered.wait()
 	}()
@@ -226,6 +240,7 @@ func (r *Reconciler) Run(ctx context.Context, ready func()) (err error) {
 		}
 		warnAboutLayers(ctx, r.config.Content, found.have)
 	})
+	markUnused(ctx, r.config.Store) // before the repairs: an image that they move is ready later than its key was unused
 	r.repairs.add(ctx, found.losses...)
 	for {
 		select { // events that have arrived come before other work

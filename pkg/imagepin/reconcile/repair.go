@@ -3,6 +3,7 @@ package reconcile
 import (
 	"context"
 	"fmt"
+	"time"
 
 	"github.com/containerd/errdefs"
 	"github.com/distribution/reference"
@@ -24,15 +25,28 @@ const (
 	Fetched        Repaired = "fetched again by digest"
 	Recorded       Repaired = "recorded again: its content and snapshot are on the node"
 	RecordRepaired Repaired = "records and labels repaired"
-	Dropped        Repaired = "key dropped"
+	Dropped        Repaired = "key dropped: the registry no longer has the image"
+	Unreachable    Repaired = "the registry cannot be reached"
+	Kept           Repaired = "the key is kept as damaged"
 	Unneeded       Repaired = "not needed: the image was removed, or its tag was moved"
 	Ignored        Repaired = "ignored"
 )
 
-// Repair repairs a finding, and returns how. It fetches an image by digest if local content is not sufficient. If that
-// fails too, it drops the key, so that the image is not reported as present, and returns the error of the fetch.
+// Succeeded reports whether nothing of a finding is left.
+func (r Repaired) Succeeded() bool {
+	return r != Ignored && r != Dropped && r != Unreachable && r != Kept
+}
+
+// Repair repairs a finding, and returns how. It fetches an image by digest if local content is not sufficient. If that fails
+// too, it returns the error of the fetch. It drops the key only if the registry answers that it does not have the image any
+// more, and no pin means or retains it. Otherwise the key is kept as damaged, see [store.Damaged], and repaired in the
+// background.
 func (r *Reconciler) Repair(ctx context.Context, f health.Finding) (Repaired, error) {
-	return r.repairs.repair(ctx, f)
+	done, err := r.repairs.repair(ctx, f)
+	if done == Unreachable || done == Kept {
+		r.repairs.addOnce(f.Loss)
+	}
+	return done, err
 }
 
 // repairer repairs keys.
@@ -59,7 +73,7 @@ func (r repairer) repair(ctx context.Context, f health.Finding) (Repaired, error
 	return Ignored, nil
 }
 
-// repairKey makes a key ready again, or drops it.
+// repairKey makes a key ready again, or keeps it as damaged, or drops it.
 func (r repairer) repairKey(ctx context.Context, loss health.Loss) (Repaired, error) {
 	done, err := r.repairLost(ctx, loss)
 	if err == nil {
@@ -68,14 +82,56 @@ func (r repairer) repairKey(ctx context.Context, loss health.Loss) (Repaired, er
 	if loss.Unknown || loss.MissingDirectory && errdefs.IsFailedPrecondition(err) {
 		return Ignored, err // a repair may succeed after the snapshotter responds, or a container is removed
 	}
-	dropped, derr := r.drop(ctx, loss.Entry)
-	if derr != nil {
-		return Ignored, fmt.Errorf("%w; and cannot drop the key: %w", err, derr)
+	if r.gone(loss.Entry, err) {
+		dropped, derr := r.drop(ctx, loss.Entry)
+		if derr != nil {
+			return Ignored, fmt.Errorf("%w; and cannot drop the key: %w", err, derr)
+		}
+		if !dropped {
+			return Recorded, nil
+		}
+		return Dropped, err
 	}
-	if !dropped {
+	ready, derr := r.evict(ctx, loss)
+	if derr != nil {
+		return Ignored, fmt.Errorf("%w; and cannot record that the key is damaged: %w", err, derr)
+	}
+	if ready {
 		return Recorded, nil
 	}
-	return Dropped, err
+	if temporary(err) && (!loss.Unpackable || pull.AtRegistry(err)) {
+		return Unreachable, err
+	}
+	return Kept, err
+}
+
+// gone reports whether the registry of an image has answered that it does not have it any more, and no pin means or retains
+// it. Such an image cannot be had any more. An image from a file has no registry.
+func (r repairer) gone(e imagepin.Entry, err error) bool {
+	return e.Source != imagepin.SourceImported && pull.GoneAtRegistry(err) && (r.config.Pinned == nil || !r.config.Pinned(e.Root.Digest))
+}
+
+// evict makes a key damaged. ready is true if it is ready, for example because a pull with the credentials of a pod has
+// recorded it meanwhile.
+func (r repairer) evict(ctx context.Context, loss health.Loss) (ready bool, _ error) {
+	e := loss.Entry
+	for {
+		now, seen, ok := r.config.Store.See(e.Key)
+		if !ok {
+			_, err := r.config.Store.MarkDamaged(ctx, e, loss.Reason)
+			return false, err
+		}
+		if now.Root.Digest != e.Root.Digest {
+			return true, nil // the tag has moved
+		}
+		if ready, err := r.config.Checker.Ready(ctx, now); err != nil || ready {
+			return ready, err
+		}
+		if _, err := r.config.Store.EvictSeen(ctx, seen, loss.Reason); err != nil {
+			return false, err
+		}
+		e = now
+	}
 }
 
 // drop drops a key that is in the index, or only recorded. dropped is false if a pull has made the key ready meanwhile,
@@ -126,9 +182,15 @@ func (r repairer) removeUnused(ctx context.Context, e imagepin.Entry, seen store
 
 // repairLost makes a lost key ready from local content or, if that fails, from its registry.
 func (r repairer) repairLost(ctx context.Context, loss health.Loss) (Repaired, error) {
+	loss, recorded, err := r.verify(ctx, loss)
+	if err != nil {
+		return "", err
+	}
+	if recorded {
+		return Recorded, nil
+	}
 	if loss.MissingDirectory {
-		err := lease.With(ctx, r.config.Leases, lease.Use, func(ctx context.Context) error { return r.config.Checker.RemoveWithoutDirectory(ctx, loss.Entry) })
-		if err != nil {
+		if err := r.removeWithoutDirectory(ctx, loss.Entry); err != nil {
 			return "", err
 		}
 		loss.Unpackable = true
@@ -156,6 +218,33 @@ func (r repairer) repairLost(ctx context.Context, loss health.Loss) (Repaired, e
 	return Recorded, nil
 }
 
+// verify looks again at a key that was damaged before. It records the key if nothing is wrong, and otherwise returns what is.
+func (r repairer) verify(ctx context.Context, loss health.Loss) (_ health.Loss, recorded bool, _ error) {
+	if !loss.Unverified && loss.Entry.DamagedAt.IsZero() {
+		return loss, false, nil
+	}
+	now, lost, err := r.config.Checker.Verify(ctx, loss.Entry)
+	if err != nil {
+		return loss, false, err
+	}
+	if lost {
+		now.Record, now.Moved, now.Unknown = loss.Record, loss.Moved, loss.Unknown
+		return now, false, nil
+	}
+	err = r.config.Maker.WithLease(ctx, []imagepin.Entry{loss.Entry}, func(ctx context.Context) (err error) {
+		recorded, err = r.config.Store.PutIf(ctx, loss.Entry, loss.Entry.Record)
+		return err
+	})
+	return loss, recorded, err
+}
+
+// removeWithoutDirectory removes the snapshots of an entry that have no directory, so that the image can be unpacked again.
+func (r repairer) removeWithoutDirectory(ctx context.Context, e imagepin.Entry) error {
+	return lease.With(ctx, r.config.Leases, lease.Use, func(ctx context.Context) error {
+		return r.config.Checker.RemoveWithoutDirectory(ctx, e)
+	})
+}
+
 // unpack makes a key ready from local content. restored is false if the image was removed.
 func (r repairer) unpack(ctx context.Context, loss health.Loss) (restored bool, _ error) {
 	if loss.Moved { // a removal waits, because it removes the keys that it finds
@@ -171,7 +260,11 @@ func (r repairer) unpack(ctx context.Context, loss health.Loss) (restored bool, 
 	}
 	err := r.config.Maker.Unpack(ctx, loss.Entry, func(ctx context.Context) (err error) {
 		failpoint.Reach("repair.unpacked")
-		restored, err = r.config.Store.PutIf(ctx, loss.Entry, witness)
+		e := loss.Entry
+		if loss.NewTarget {
+			e.ReadyAt = time.Now()
+		}
+		restored, err = r.config.Store.PutIf(ctx, e, witness)
 		failpoint.Reach("repair.recorded")
 		return err
 	})

@@ -5,6 +5,7 @@ import (
 	"os"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/containerd/containerd/v2/core/content"
 	"github.com/containerd/errdefs"
@@ -92,16 +93,34 @@ func (c *duringInfo) Info(ctx context.Context, d digest.Digest) (content.Info, e
 	return c.Store.Info(ctx, d)
 }
 
-// TestRepairKeepsWhatIsReadyAgain repairs a key whose manifest is gone, and the registry denies the node access. The key
-// is dropped, unless a pull with other credentials has made the image ready again during the repair.
+// failingWith fails with an error.
+type failingWith struct {
+	failingPuller
+	err error
+}
+
+func (p failingWith) Repair(context.Context, imagepin.Entry) (pull.Outcome, error) {
+	p.meanwhile()
+	return pull.Failed, p.err
+}
+
+// TestRepairKeepsWhatIsReadyAgain repairs a key whose manifest is gone, and the registry does not return it. The key is not
+// offered any more, unless a pull with other credentials has made the image ready again during the repair. It is dropped
+// only if the registry no longer has the image.
 func TestRepairKeepsWhatIsReadyAgain(t *testing.T) {
 	for _, test := range []struct {
 		name   string
+		err    error
+		pinned bool
 		pulled bool
 		want   Repaired
 	}{
-		{"still lost", false, Dropped},
-		{"pulled meanwhile", true, Recorded},
+		{"denied", errdefs.ErrPermissionDenied, false, false, Kept},
+		{"unreachable", errdefs.ErrUnavailable, false, false, Unreachable},
+		{"gone", pull.FromRegistry(errdefs.ErrNotFound), false, false, Dropped},
+		{"gone and pinned", pull.FromRegistry(errdefs.ErrNotFound), true, false, Kept},
+		{"pulled meanwhile", errdefs.ErrPermissionDenied, false, true, Recorded},
+		{"gone, pulled meanwhile", pull.FromRegistry(errdefs.ErrNotFound), false, true, Recorded},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			d := newDeepNode(t)
@@ -116,11 +135,13 @@ func TestRepairKeepsWhatIsReadyAgain(t *testing.T) {
 				t.Fatalf("got findings %+v, want a lost key", report.Findings)
 			}
 			lost := report.Findings[at]
-			d.config.Puller = failingPuller{func() {
+			lost.Loss.Entry.Source = imagepin.SourceAdopted
+			d.config.Pinned = func(digest.Digest) bool { return test.pinned }
+			d.config.Puller = failingWith{failingPuller{func() {
 				if test.pulled {
 					noError(t, os.WriteFile(file, manifest, 0o600))
 				}
-			}}
+			}}, test.err}
 			done, err := d.Repair(d.ctx, lost)
 			if done != test.want || (err == nil) != test.pulled {
 				t.Errorf("got %q, %v, want %q", done, err, test.want)
@@ -128,7 +149,52 @@ func TestRepairKeepsWhatIsReadyAgain(t *testing.T) {
 			if _, ready := d.store.Get(lost.Loss.Entry.Key); ready != test.pulled {
 				t.Errorf("the key is in the index: %t, want %t", ready, test.pulled)
 			}
+			kept := test.want == Kept || test.want == Unreachable
+			if done.Succeeded() != test.pulled {
+				t.Errorf("result %q is a success: %t, want %t", done, done.Succeeded(), test.pulled)
+			}
+			if _, damaged := d.store.GetDamaged(lost.Loss.Entry.Key); damaged != kept {
+				t.Errorf("the key is damaged: %t, want %t", damaged, kept)
+			}
+			if kept {
+				d.comesBack(t, lost.Loss.Entry, func() { noError(t, os.WriteFile(file, manifest, 0o600)) })
+			}
 			d.wantNothingLeft(t)
 		})
+	}
+}
+
+// comesBack starts the reconciler again while a key is damaged, and after its content has come back.
+func (d *deepNode) comesBack(t *testing.T, e imagepin.Entry, restore func()) {
+	t.Helper()
+	ctx, stop := context.WithCancel(d.ctx)
+	defer d.repairs.wait()
+	defer stop()
+	d.config.Maker = leasing{node: d.Node, store: d.store, before: new(func())}
+	for _, restored := range []bool{false, true} {
+		if restored {
+			restore()
+		}
+		loaded, err := d.load(d.ctx)
+		noError(t, err)
+		if len(loaded.losses) != 1 || loaded.losses[0].Entry.Key != e.Key {
+			t.Fatalf("restored %t: got losses %+v, want one of %s", restored, loaded.losses, e.Key)
+		}
+		if _, ready := d.store.Get(e.Key); ready {
+			t.Errorf("restored %t: a start believes a key that was damaged before it is verified", restored)
+		}
+		if damaged := d.store.Damaged(); len(damaged) != 1 || damaged[0].Reason == "" || damaged[0].DamagedAt.IsZero() {
+			t.Errorf("restored %t: got damaged keys %+v", restored, damaged)
+		}
+		retry := d.repairs.repairOne(ctx, queued{Loss: loaded.losses[0], since: time.Now()})
+		if _, ready := d.store.Get(e.Key); ready != restored || (retry == 0) != restored {
+			t.Errorf("restored %t: got ready %t, retry after %s", restored, ready, retry)
+		}
+	}
+	img, err := d.Images.Get(d.ctx, e.Record)
+	noError(t, err)
+	recorded, err := imagepin.DecodeKeyLabel(imagepin.KeyLabelName(e.Key), img.Labels[imagepin.KeyLabelName(e.Key)])
+	if err != nil || !recorded.DamagedAt.IsZero() || len(d.store.Damaged()) > 0 {
+		t.Errorf("after the repair: got label %+v, %v and damaged keys %v", recorded, err, d.store.Damaged())
 	}
 }

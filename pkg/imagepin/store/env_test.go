@@ -275,6 +275,14 @@ func (e *env) load(t *testing.T) []string {
 	return names
 }
 
+// removeSnapshot removes the snapshot of an image as another tool does.
+func (e *env) removeSnapshot(t *testing.T, i image, target runtimeplatform.Target) {
+	t.Helper()
+	if err := e.Snapshotter(target.Snapshotter).Remove(e.ctx, i.of(target).ChainID.String()); err != nil {
+		t.Fatal(err)
+	}
+}
+
 func (e *env) remove(t *testing.T, keys ...imagepin.Key) {
 	t.Helper()
 	if _, err := e.store.Remove(e.ctx, keys...); err != nil {

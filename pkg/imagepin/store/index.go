@@ -31,6 +31,8 @@ type index struct {
 	unreadable map[digest.Digest]bool
 	// unsynced are the records that containerd's CRI may not know yet, with their targets.
 	unsynced map[string]digest.Digest
+	// damaged are the keys that are recorded but not ready. None of them is in byKey.
+	damaged map[imagepin.Key]Damaged
 }
 
 // snapshot identifies a committed snapshot.
@@ -58,6 +60,7 @@ func newIndex() *index {
 		untagged:   make(map[digest.Digest]Untagged),
 		unreadable: make(map[digest.Digest]bool),
 		unsynced:   make(map[string]digest.Digest),
+		damaged:    make(map[imagepin.Key]Damaged),
 	}
 }
 
@@ -78,6 +81,7 @@ func (x *index) replace(removed, added []imagepin.Entry) {
 
 func (x *index) add(e *imagepin.Entry) {
 	x.byKey[e.Key] = e
+	delete(x.damaged, e.Key)
 	x.byRef[e.Ref] = x.byRef[e.Ref].with(e)
 	x.byRecord[e.Record] = x.byRecord[e.Record].with(e)
 	x.byRoot[e.Root.Digest] = x.byRoot[e.Root.Digest].with(e)

@@ -14,14 +14,18 @@ import (
 
 	"github.com/imagepin/imagepin/internal/failpoint"
 	"github.com/imagepin/imagepin/pkg/imagepin"
+	"github.com/imagepin/imagepin/pkg/runtimeplatform"
 )
 
 // Loaded is what [Store.Load] reads besides the keys that are ready.
 type Loaded struct {
-	// Lost are the keys that are recorded but not ready, in order, and the superseded ones. They are not in the index.
+	// Lost are the keys that are recorded but not ready, in order. They are not in the index, see [Damaged].
 	Lost []imagepin.Entry
 	// Former are the keys that are ready but whose target no runtime handler has, in order.
 	Former []imagepin.Entry
+	// Superseded are keys like those of Former whose image has become ready for a target of a handler since, in order. They
+	// are not in the index, and are to be dropped.
+	Superseded []imagepin.Entry
 	// Records are all image records.
 	Records []images.Image
 }
@@ -61,11 +65,14 @@ func (s *Store) Load(ctx context.Context, look ReadyFunc) (*Loaded, error) {
 	for _, img := range all {
 		l.read(ctx, img)
 	}
-	former := l.splitFormer()
+	former, superseded := l.splitFormer()
 	l.x.noteRecent(targets)
 	// Labels have no order, so sort the keys to process them in a stable order.
 	slices.SortFunc(l.lost, compareRecorded)
 	slices.SortFunc(l.stale, compareRecorded)
+	for _, e := range l.lost {
+		l.x.noteDamaged(e, "")
+	}
 	s.index.replaceAll(l.x, gone)
 	if all, err = s.moveTags(ctx, all, l.replaced); err != nil {
 		return nil, err
@@ -76,7 +83,7 @@ func (s *Store) Load(ctx context.Context, look ReadyFunc) (*Loaded, error) {
 	if err := s.repairIDRecords(ctx, targets); err != nil {
 		return nil, err
 	}
-	return &Loaded{Lost: l.lost, Former: former, Records: all}, nil
+	return &Loaded{Lost: l.lost, Former: former, Superseded: superseded, Records: all}, nil
 }
 
 // loader reads the labels of image records into an index.
@@ -124,23 +131,36 @@ func (l *loader) add(ctx context.Context, e imagepin.Entry) {
 	l.x.add(l.s.withUser(ctx, e))
 }
 
-// splitFormer returns the keys whose target no runtime handler has. Those of images that are ready for the default target
-// under the same reference are lost.
-func (l *loader) splitFormer() (former []imagepin.Entry) {
-	targets, to := l.s.config.Runtimes().Targets(), l.s.config.Runtimes().Default().Target
+// splitFormer returns the keys whose target no runtime handler has. It removes the superseded ones from the index: a call
+// that made their images ready for the target of a handler was killed before it removed them. If the image was ready for
+// both before the configuration changed, both keys stay.
+func (l *loader) splitFormer() (former, superseded []imagepin.Entry) {
+	targets := l.s.config.Runtimes().Targets()
 	for k, e := range l.x.byKey {
 		if slices.Contains(targets, k.Target) {
 			continue
 		}
-		if now := l.x.byKey[imagepin.Key{Ref: k.Ref, Target: to}]; now != nil && now.Root.Digest == e.Root.Digest {
-			l.lost = append(l.lost, *e)
-			l.x.remove(k)
-		} else {
-			former = append(former, *e)
+		former = append(former, *e)
+	}
+	former = slices.DeleteFunc(former, func(e imagepin.Entry) bool {
+		if !slices.ContainsFunc(l.x.byRef[e.Ref], func(now *imagepin.Entry) bool { return supersedes(now, e, targets) }) {
+			return false
 		}
+		superseded = append(superseded, e)
+		return true
+	})
+	for _, e := range superseded {
+		l.x.remove(e.Key)
 	}
 	slices.SortFunc(former, compareRecorded)
-	return former
+	slices.SortFunc(superseded, compareRecorded)
+	return former, superseded
+}
+
+// supersedes reports whether an image became ready for the target of a handler after another key of it was unused.
+func supersedes(now *imagepin.Entry, unused imagepin.Entry, targets []runtimeplatform.Target) bool {
+	return slices.Contains(targets, now.Target) && now.Target.Platform == unused.Target.Platform && now.Root.Digest == unused.Root.Digest &&
+		!unused.UnusedAt.IsZero() && now.ReadyAt.After(unused.UnusedAt)
 }
 
 // replace notes a key that another record carries with a later digest.
@@ -223,7 +243,7 @@ func (x *index) replaceAll(o *index, gone map[string]digest.Digest) {
 	defer x.mu.Unlock()
 	x.byKey, x.byRef, x.byID = o.byKey, o.byRef, o.byID
 	x.byRecord, x.byRoot, x.bySnapshot, x.imported = o.byRecord, o.byRoot, o.bySnapshot, o.imported
-	x.ids, x.proofs, x.untagged, x.unreadable = o.ids, o.proofs, o.untagged, o.unreadable
+	x.ids, x.proofs, x.untagged, x.unreadable, x.damaged = o.ids, o.proofs, o.untagged, o.unreadable, o.damaged
 	maps.DeleteFunc(x.unsynced, func(name string, target digest.Digest) bool { return gone[name] == target })
 	maps.Copy(x.unsynced, o.unsynced)
 }
@@ -247,6 +267,11 @@ func (s *writer) drop(ctx context.Context, e imagepin.Entry) error {
 		return err
 	}
 	defer unlock()
+	return s.dropLocked(ctx, e)
+}
+
+// dropLocked is drop for a caller that holds the lock.
+func (s *writer) dropLocked(ctx context.Context, e imagepin.Entry) error {
 	if now, ok := s.Get(e.Key); ok && now.Record == e.Record {
 		return nil // the key was made ready concurrently
 	}
@@ -258,6 +283,7 @@ func (s *writer) drop(ctx context.Context, e imagepin.Entry) error {
 	if _, err := s.applyKeeping(ctx, others, dropped, nil, ""); err != nil {
 		return err
 	}
+	s.index.forgetDamaged(e)
 	s.noteRemoved(dropped)
 	return s.releaseSnapshots(ctx, dropped)
 }

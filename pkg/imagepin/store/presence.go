@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"time"
 
 	"github.com/containerd/containerd/v2/core/snapshots"
 	"github.com/containerd/errdefs"
@@ -11,6 +12,7 @@ import (
 
 	"github.com/imagepin/imagepin/pkg/imagepin"
 	"github.com/imagepin/imagepin/pkg/imagepin/internal/blobs"
+	"github.com/imagepin/imagepin/pkg/runtimeplatform"
 )
 
 // EvictSnapshot removes the keys that need a snapshot from the index if the snapshot is gone, so that they are not
@@ -31,9 +33,7 @@ func (s *Store) EvictSnapshot(ctx context.Context, snapshotter, name string) ([]
 		return nil, err
 	}
 	defer unlock()
-	entries := s.index.unchanged(before)
-	s.index.replace(entries, nil)
-	return entries, nil
+	return s.evict(s.index.unchanged(before), "snapshot "+name+" is gone"), nil
 }
 
 // EvictBlob looks at the content of the keys that have a blob as their index, manifest or configuration. It removes
@@ -62,8 +62,7 @@ func (s *Store) EvictBlob(ctx context.Context, d digest.Digest) ([]imagepin.Entr
 	if err != nil {
 		return nil, err
 	}
-	s.index.replace(lost, nil)
-	return lost, nil
+	return s.evict(lost, "content "+d.String()+" is gone"), nil
 }
 
 // withoutContent returns those of the entries that need a blob that lack it or other content.
@@ -138,6 +137,10 @@ func (s *presence) HasSnapshot(ctx context.Context, snapshotter string, chainID 
 // reports whether the key is ready. PutIf returns ErrUnavailable if content or the snapshot was removed again.
 func (s *Store) PutIf(ctx context.Context, e imagepin.Entry, witness string) (restored bool, _ error) {
 	e = *s.withUser(ctx, e)
+	e.DamagedAt = time.Time{}
+	if _, used := s.config.Runtimes().ForTarget(e.Target); used {
+		e.UnusedAt = time.Time{}
+	}
 	if err := s.AddToLease(ctx, e); err != nil {
 		_, gone := s.config.Records.Get(ctx, witness)
 		switch {
@@ -219,7 +222,10 @@ func (s *presence) Adopted(ref string) bool {
 	s.index.mu.RLock()
 	defer s.index.mu.RUnlock()
 	g := s.index.byRef[ref]
-	return len(g) > 0 && len(g) < len(s.config.Runtimes().Targets()) &&
+	without := slices.ContainsFunc(s.config.Runtimes().Targets(), func(t runtimeplatform.Target) bool {
+		return s.index.byKey[imagepin.Key{Ref: ref, Target: t}] == nil
+	})
+	return len(g) > 0 && without &&
 		!slices.ContainsFunc(g, func(e *imagepin.Entry) bool { return e.Source == imagepin.SourcePull })
 }
 

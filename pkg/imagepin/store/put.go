@@ -95,14 +95,15 @@ func (s *writer) releaseSuperseded(ctx context.Context, outdated []imagepin.Entr
 	return s.releaseSnapshots(ctx, outdated)
 }
 
-// superseded returns the keys whose target no runtime handler has, and whose image is now ready for another target under
-// the same reference. Such keys stay after a change of the default snapshotter until the image is unpacked in the new one.
+// superseded returns the unused keys whose image has become ready for another target under the same reference since. Such keys
+// stay after a change of the default snapshotter until the image is unpacked in the new one. If the image was ready for both
+// before, the unused key stays: its handler may come back.
 func (s *presence) superseded(by []imagepin.Entry) []imagepin.Entry {
 	var all []imagepin.Entry
 	for _, n := range by {
 		for _, e := range s.ByRef(n.Ref) {
 			_, used := s.config.Runtimes().ForTarget(e.Target)
-			if !used && e.Target.Platform == n.Target.Platform && e.Root.Digest == n.Root.Digest && !has(by, e.Key) {
+			if !used && e.Target.Platform == n.Target.Platform && e.Root.Digest == n.Root.Digest && n.ReadyAt.After(e.UnusedAt) && !has(by, e.Key) {
 				all = append(all, e)
 			}
 		}

@@ -24,7 +24,7 @@ func (s *writer) releaseSnapshots(ctx context.Context, removed []imagepin.Entry)
 	seen := make(map[Unpacked]bool)
 	for _, e := range removed {
 		u := Unpacked{e.ImageID, e.Target.Snapshotter}
-		if seen[u] || s.isNeeded(u) {
+		if seen[u] || s.isKept(u) {
 			continue
 		}
 		seen[u] = true
@@ -55,7 +55,7 @@ func (s *presence) release(ctx context.Context, u Unpacked) error {
 }
 
 // ReleaseUnpacked removes the reference from an image's configuration to its snapshot in a snapshotter, unless a key
-// needs it. A key that is recorded later sets the reference again.
+// needs it, also a damaged one. A key that is recorded later sets the reference again.
 func (s *Store) ReleaseUnpacked(ctx context.Context, id digest.Digest, snapshotter string) error {
 	unlock, err := s.lock(ctx)
 	if err != nil {
@@ -70,7 +70,7 @@ func (s *Store) ReleaseUnpacked(ctx context.Context, id digest.Digest, snapshott
 // the lock.
 func (s *writer) releaseUnpacked(ctx context.Context, u Unpacked) (released bool, _ error) {
 	info, err := s.config.Content.Info(ctx, u.ImageID)
-	if errdefs.IsNotFound(err) || err == nil && info.Labels[snapshotRefPrefix+u.Snapshotter] == "" || s.isNeeded(u) {
+	if errdefs.IsNotFound(err) || err == nil && info.Labels[snapshotRefPrefix+u.Snapshotter] == "" || s.isKept(u) {
 		return false, nil
 	}
 	if err != nil {
@@ -108,7 +108,7 @@ func (s *writer) releaseOrphans(ctx context.Context, all []Unpacked, lost []imag
 		wanted[Unpacked{e.ImageID, e.Target.Snapshotter}] = true
 	}
 	for _, u := range all {
-		if wanted[u] || len(s.ByID(u.ImageID)) == 0 || s.isNeeded(u) || s.config.Snapshotter(u.Snapshotter) == nil {
+		if wanted[u] || len(s.ByID(u.ImageID)) == 0 || s.isKept(u) || s.config.Snapshotter(u.Snapshotter) == nil {
 			continue
 		}
 		failpoint.Reach("start.orphan")
@@ -121,7 +121,7 @@ func (s *writer) releaseOrphans(ctx context.Context, all []Unpacked, lost []imag
 }
 
 // Unclaimed reports whether no key needs an image to be unpacked in a snapshotter.
-func (s *reader) Unclaimed(u Unpacked) bool { return !s.isNeeded(u) }
+func (s *reader) Unclaimed(u Unpacked) bool { return !s.isKept(u) }
 
 // keepSnapshot adds the reference from an image's configuration to its snapshot. Unpacking adds it as its last step, so
 // it may be missing while another tool unpacks the image. A removal may also have released it while the image was made

@@ -146,6 +146,7 @@ func (s *writer) applyKeeping(ctx context.Context, recorded, removed, added []im
 
 // commit writes the affected records, and then updates the index. p has the rest of the plan.
 func (s *writer) commit(ctx context.Context, recorded, removed, added []imagepin.Entry, p plan) (Change, error) {
+	recorded = append(recorded, s.damagedBeside(recorded, removed, added)...)
 	p.view, p.names = s.view(removed, added, recorded), s.affected(removed, added)
 	p.gone, p.removable = make(map[string]struct{}), make(map[digest.Digest]bool)
 	for _, e := range removed {
@@ -226,12 +227,16 @@ func (s *presence) view(removed, added, recorded []imagepin.Entry) view {
 	return v
 }
 
+// native reports whether the platform of an entry is the node's own. The entry may be unused.
 func (s *presence) native(e imagepin.Entry) bool {
-	rt, ok := s.config.Runtimes().ForTarget(e.Target)
-	if !ok { // the default snapshotter may have changed
-		rt = s.config.Runtimes().Default()
+	runtimes := s.config.Runtimes()
+	if rt, used := runtimes.ForTarget(e.Target); used {
+		return rt.Native
 	}
-	return rt.Native && e.Target.Platform == rt.Target.Platform
+	return slices.ContainsFunc(runtimes.Targets(), func(t runtimeplatform.Target) bool { // sandboxes have the node's platform
+		rt, ok := runtimes.ForTarget(t)
+		return ok && rt.Native && t.Platform == e.Target.Platform
+	})
 }
 
 // affected lists the records of entries in an order in which it is safe to write them one by one:

@@ -36,6 +36,9 @@ func (s *writer) sync(ctx context.Context, name string) (_ *images.Image, remove
 		s.index.noteProofs(images.Image{Name: name})
 		s.forgetUntagged(name)
 		s.index.noteRecord(name, "")
+		if err := s.syncDamaged(ctx, name, nil); err != nil {
+			return nil, false, err
+		}
 		for _, e := range s.ByRef(name) {
 			if s.native(e) && e.Record != name {
 				carried = append(carried, e)
@@ -51,6 +54,9 @@ func (s *writer) sync(ctx context.Context, name string) (_ *images.Image, remove
 	}
 	s.index.noteProofs(img)
 	s.index.noteRecord(name, img.Target.Digest)
+	if err := s.syncDamaged(ctx, name, &img); err != nil {
+		return nil, false, err
+	}
 	if err := s.removeLabels(ctx, s.copiedTo(img, len(carried))); err != nil {
 		return nil, false, err
 	}

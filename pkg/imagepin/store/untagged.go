@@ -55,7 +55,7 @@ func (s *reader) Unkeyed() []digest.Digest {
 	s.index.mu.RLock()
 	defer s.index.mu.RUnlock()
 	ids := slices.AppendSeq(slices.Collect(maps.Keys(s.index.untagged)), maps.Keys(s.index.unreadable))
-	ids = slices.DeleteFunc(ids, func(id digest.Digest) bool { return len(s.index.byID[id]) > 0 })
+	ids = slices.DeleteFunc(ids, func(id digest.Digest) bool { return len(s.index.byID[id]) > 0 || s.index.hasDamaged(id) })
 	slices.Sort(ids)
 	return slices.Compact(ids)
 }
@@ -81,7 +81,7 @@ func (s *reader) Untagged() []Untagged {
 	defer s.index.mu.RUnlock()
 	var all []Untagged
 	for id, u := range s.index.untagged {
-		if len(s.index.byID[id]) == 0 {
+		if len(s.index.byID[id]) == 0 && !s.index.hasDamaged(id) {
 			all = append(all, u)
 		}
 	}
@@ -97,7 +97,7 @@ func (s *reader) FindUntagged(name string) (Untagged, bool) {
 	s.index.mu.RLock()
 	defer s.index.mu.RUnlock()
 	u, ok := s.index.untagged[id]
-	return u, ok && len(s.index.byID[id]) == 0
+	return u, ok && len(s.index.byID[id]) == 0 && !s.index.hasDamaged(id)
 }
 
 // forgottenAt returns when an image lost its last key, if that is known and it has none.

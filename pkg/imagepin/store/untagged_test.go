@@ -10,7 +10,6 @@ import (
 	"github.com/containerd/errdefs"
 
 	"github.com/imagepin/imagepin/pkg/imagepin"
-	"github.com/imagepin/imagepin/pkg/runtimeplatform"
 )
 
 // idRecord writes the record of an image ID as containerd's CRI does.
@@ -35,7 +34,7 @@ func TestLateRecordOfAnImageID(t *testing.T) {
 			}
 		},
 		"dropped": func(e *env, t *testing.T, i image) {
-			e.configured(t, runtimeplatform.Handler{Name: "other", Snapshotter: "second", Platform: "linux/s390x"})
+			e.removeSnapshot(t, i, native)
 			loaded, err := e.loadFor(e.ctx)
 			if err != nil || len(loaded.Lost) != 2 {
 				t.Fatalf("got load result %v, %v, want 2 lost keys", loaded, err)
@@ -215,7 +214,7 @@ func TestHasKeys(t *testing.T) {
 	}
 	e.pull(t, tag, i, native, 0, "")
 	want("ready", true)
-	e.configured(t, runtimeplatform.Handler{Name: "other", Snapshotter: "second", Platform: "linux/s390x"})
+	e.removeSnapshot(t, i, native)
 	loaded, err := e.loadFor(e.ctx)
 	if err != nil || len(loaded.Lost) != 2 {
 		t.Fatalf("lost are %v, %v", loaded, err)

@@ -13,8 +13,9 @@ const checkDescription = `Compares the records of images and pins with the conte
 on the node. It lists the differences, and the images of other tools that could
 not be adopted, which are not differences. With --repair it repairs the
 differences and lists the repairs: it unpacks or fetches again, or repairs records
-and labels. If none of these is possible, it drops the key, and the next pull
-fetches the image.
+and labels. If none of these is possible now, the key stays "damaged": pods cannot
+use the image, and the node tries again in the background. A key is dropped only
+if its registry no longer has the image and no pin needs it.
 
 By default, a check verifies that the files of content exist and have the right
 size. With --deep it also reads all content and compares it with its digests, and
@@ -115,8 +116,10 @@ func findingFields(f *api.Finding, repair bool) []field {
 		return append(fields, field{"Repaired", f.GetRepair()}, field{"Reason", firstLine(f.GetError())})
 	case f.GetRepaired():
 		return append(fields, field{"Repaired", f.GetRepair()})
-	case f.GetError() != "":
+	case f.GetError() != "" && (f.GetRepair() == "" || f.GetRepair() == "ignored"):
 		return append(fields, field{"Not repaired", firstLine(f.GetError())})
+	case f.GetError() != "":
+		return append(fields, field{"Not repaired", f.GetRepair()}, field{"Reason", firstLine(f.GetError())})
 	case repair:
 		return append(fields, field{"Not repaired", f.GetRepair()})
 	}

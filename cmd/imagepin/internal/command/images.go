@@ -15,7 +15,9 @@ import (
 const imagesDescription = `Lists the images of the node, one line for each reference and target (platform
 and snapshotter). HANDLERS are the runtime handlers with this target, IMAGE ID is
 the digest of the configuration, PIN the scope of the pin that holds the
-reference at its digest. "-o wide" adds the target, the digest of the manifest
+reference at its digest. Pods cannot use an image that is "damaged" (see
+imagepin check), and no runtime handler has the target of one that is "unused".
+"-o wide" adds the target, the digest of the manifest
 for the platform, and when the image was pulled.
 
 A reference by digest is listed only if no tag has its image for the target.
@@ -147,7 +149,7 @@ func imageColumns(cmd *cli.Command, s style) []column {
 			column{"PLATFORM", func(k *api.Key) string { return k.GetTarget().GetPlatform() }},
 			column{"SNAPSHOTTER", func(k *api.Key) string { return k.GetTarget().GetSnapshotter() }})
 	}
-	columns = append(columns, column{"HANDLERS", func(k *api.Key) string { return orNone(strings.Join(k.GetHandlers(), ",")) }})
+	columns = append(columns, column{"HANDLERS", handlersText})
 	if cmd.Bool("digests") {
 		columns = append(columns, column{"DIGEST", func(k *api.Key) string { return orNone(k.GetRoot().GetDigest()) }})
 	}
@@ -161,6 +163,15 @@ func imageColumns(cmd *cli.Command, s style) []column {
 		columns = append(columns, column{"PULLED", func(k *api.Key) string { return s.time(k.GetReadyAt()) }})
 	}
 	return append(columns, column{"PIN", func(k *api.Key) string { return orNone(k.GetPin()) }})
+}
+
+// handlersText returns the runtime handlers of a key, and its state if it is not ready.
+func handlersText(k *api.Key) string {
+	text := orNone(strings.Join(k.GetHandlers(), ","))
+	if state := k.GetState(); state != "" && state != "ready" {
+		text += " (" + state + ")"
+	}
+	return text
 }
 
 func titles(columns []column) []string {

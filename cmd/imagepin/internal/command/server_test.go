@@ -400,7 +400,9 @@ func repairs() []*api.Finding {
 	return []*api.Finding{
 		of("v1", "its snapshot is gone", "unpacked again from local content", true, ""),
 		of("v2", "content "+manifestD+" is gone", "fetched again by digest", true, ""),
-		of("v3", "content "+manifestD+" is gone", "key dropped", true, "CannotPullImage: the registry is down\nis it?"),
+		of("v3", "content "+manifestD+" is gone", "key dropped: the registry no longer has the image", false, "CannotPullImage: not found\nis it?"),
+		of("v6", "content "+manifestD+" is gone", "the registry cannot be reached", false, "CannotPullImage: connection refused\nCheck the network."),
+		of("v7", "content "+manifestD+" is gone", "the key is kept as damaged", false, "PullAccessDenied: the registry denies access"),
 		of("v4", "its record does not carry its label", "records and labels repaired", true, ""),
 		of("v5", "its record does not carry its label", "ignored", false, "write image record: the disk is full"),
 		{Subject: "busybox", Problem: "it is not adopted: its name is not a normalized reference", Repair: "ignored", NotAdopted: true},

@@ -83,6 +83,7 @@ func statusText(st *api.StatusResponse, now time.Time, rates map[string]int64) *
 	_ = block(out, "",
 		field{"Index", indexText(st.GetIndex())},
 		field{"Images", fmt.Sprint(st.GetImages())},
+		field{"Keys", keysText(st.GetIndex())},
 		field{"Pins", pinsText(st.GetPins())},
 		field{"Lock", lockText(st.GetLock(), now)},
 		field{"Registries", fallbacksText(st.GetRegistryFallbacks())},
@@ -129,6 +130,20 @@ func indexText(i *api.IndexStatus) string {
 		text += ", " + count(n, "repair") + " pending"
 	}
 	return text
+}
+
+// keysText returns how many keys pods cannot use, or "" if they can use all.
+func keysText(i *api.IndexStatus) string {
+	var all []string
+	for _, n := range []struct {
+		keys int64
+		text string
+	}{{i.GetDamaged(), "damaged"}, {i.GetUnused(), "unused"}, {i.GetDropped(), "dropped since the start"}} {
+		if n.keys > 0 {
+			all = append(all, fmt.Sprintf("%d %s", n.keys, n.text))
+		}
+	}
+	return strings.Join(all, ", ")
 }
 
 func pinsText(p *api.PinStatus) string {

@@ -49,6 +49,7 @@ func unhealthy() *api.StatusResponse {
 	st := healthy()
 	st.Mode, st.Cluster, st.RegistryFallbacks, st.Pins.Provisional = "serve", true, 2, 1
 	st.Index.Lost, st.Index.PendingRepairs = 2, 1
+	st.Index.Damaged, st.Index.Unused, st.Index.Dropped = 2, 4, 1
 	st.Lock = &api.LockSummary{Digest: digestOld, AppliedAt: ago(50 * time.Hour), Images: 3, Ready: 2, DriftedContainers: 1}
 	st.Targets[0].Error = "no answer within 2s"
 	st.Pulls = []*api.RunningPull{
@@ -57,7 +58,7 @@ func unhealthy() *api.StatusResponse {
 	}
 	st.Problems = []*api.Problem{
 		{Message: "snapshotter native does not answer: no answer within 2s", Hint: "Pods of its handlers cannot start. Restart the snapshotter, and see its log."},
-		{Message: "1 of the recorded images is not ready", Hint: "To see the reasons, run: imagepin check"},
+		{Message: "damaged keys: 2", Hint: "To see the reasons, run: imagepin check"},
 	}
 	return st
 }

@@ -1,0 +1,143 @@
+package reconcile
+
+import (
+	"context"
+	"os"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/containerd/errdefs"
+
+	"github.com/imagepin/imagepin/pkg/imagepin/health"
+)
+
+// unreachable is a puller whose registry cannot be reached.
+func unreachable() failingWith {
+	return failingWith{failingPuller{func() {}}, errdefs.ErrUnavailable}
+}
+
+// deeplyDamaged returns a node with a damaged key whose damage only a deep check finds, and the finding.
+func deeplyDamaged(t *testing.T) (*deepNode, health.Finding) {
+	t.Helper()
+	d := newDeepNode(t)
+	d.flip(t, d.images[0].Config.Digest)
+	report, err := d.DeepCheck(d.ctx, health.DeepOptions{})
+	noError(t, err)
+	if len(report.Findings) != 1 || report.Findings[0].Kind != health.LostKey {
+		t.Fatalf("got findings %+v, want one lost key", report.Findings)
+	}
+	found := report.Findings[0]
+	d.config.Puller = unreachable()
+	if done, err := d.Repair(d.ctx, found); done != Unreachable || err == nil {
+		t.Fatalf("got %q, %v, want %q", done, err, Unreachable)
+	}
+	return d, found
+}
+
+// TestDeepDamageIsNotBelieved damages content so that only a deep check finds it, and the registry cannot be reached. Neither
+// a later attempt in the background, nor a check, nor a start takes the key for ready, until the content is repaired.
+func TestDeepDamageIsNotBelieved(t *testing.T) {
+	d, found := deeplyDamaged(t)
+	e := found.Loss.Entry
+	d.config.Maker = leasing{node: d.Node, store: d.store, before: new(func())}
+	ctx, stop := context.WithCancel(d.ctx)
+	defer d.repairs.wait()
+	defer stop()
+	want := func(when string, ready bool) {
+		t.Helper()
+		if _, ok := d.store.Get(e.Key); ok != ready {
+			t.Errorf("%s: the key is ready: %t, want %t", when, ok, ready)
+		}
+	}
+	want("after the repair", false)
+	waiting := d.repairs.recheck(d.ctx, []queued{{Loss: found.Loss}})
+	if waiting[0].Unpackable || !waiting[0].Unverified {
+		t.Errorf("before the next attempt: got %+v, want an unverified key that is not unpacked", waiting[0].Loss)
+	}
+	if retry := d.repairs.repairOne(ctx, waiting[0]); retry != repairLastFetch { // the image is from a file
+		t.Errorf("the next attempt: got retry after %s, want %s", retry, repairLastFetch)
+	}
+	want("after the next attempt", false)
+	report, err := d.Check(d.ctx, nil)
+	noError(t, err)
+	if len(report.Findings) != 1 || !report.Findings[0].Loss.Unverified {
+		t.Errorf("a check found %+v, want the damaged key", report.Findings)
+	}
+	if done, err := d.Repair(d.ctx, report.Findings[0]); done != Unreachable || err == nil {
+		t.Errorf("another repair: got %q, %v, want %q", done, err, Unreachable)
+	}
+	want("after another repair", false)
+	loaded, err := d.load(d.ctx)
+	noError(t, err)
+	want("after a start", false)
+	if len(loaded.losses) != 1 || len(d.store.Damaged()) != 1 {
+		t.Errorf("a start found %+v and damaged keys %+v", loaded.losses, d.store.Damaged())
+	}
+	d.flip(t, d.images[0].Config.Digest)
+	if retry := d.repairs.repairOne(ctx, queued{Loss: loaded.losses[0]}); retry != 0 {
+		t.Errorf("got retry after %s", retry)
+	}
+	want("after the content was repaired", true)
+}
+
+// TestRepairDamaged finds the damage of a key in a call that does not repair it. The key is repaired in the background, once
+// the node looks for such keys, and is not queued twice.
+func TestRepairDamaged(t *testing.T) {
+	d := newDeepNode(t)
+	d.config.Maker = leasing{node: d.Node, store: d.store, before: new(func())}
+	d.config.Puller = unreachable()
+	file := d.File(d.images[0].Config.Digest)
+	b, err := os.ReadFile(file)
+	noError(t, err)
+	noError(t, os.Remove(file))
+	hidden, err := d.store.EvictBlob(d.ctx, d.images[0].Config.Digest)
+	if err != nil || len(hidden) != 1 {
+		t.Fatalf("got %v, %v, want one key", hidden, err)
+	}
+	d.RepairDamaged()
+	if n := d.PendingRepairs(); n != 0 {
+		t.Errorf("before a start: got %d repairs, want none", n)
+	}
+	ctx, stop := context.WithCancel(d.ctx)
+	defer d.repairs.wait()
+	defer stop()
+	defer d.repairs.begin(ctx)()
+	d.RepairDamaged()
+	d.waitUntil(t, func() bool { known, _ := d.store.GetDamaged(hidden[0].Key); return !known.DamagedAt.IsZero() })
+	d.RepairDamaged()
+	if n := d.PendingRepairs(); n != 1 {
+		t.Errorf("got %d repairs, want one", n)
+	}
+	noError(t, os.WriteFile(file, b, 0o600))
+	d.repairs.add(ctx, health.Loss{Entry: hidden[0], Reason: "lost", Unverified: true}) // as the next start
+	d.waitUntil(t, func() bool { _, ready := d.store.Get(hidden[0].Key); return ready })
+}
+
+// TestSchedule checks that losses that wait are not tried again because of a new one.
+func TestSchedule(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var tried []string
+		repair := func(_ context.Context, l queued) time.Duration {
+			tried = append(tried, l.Reason)
+			return repairLast
+		}
+		waiting, _ := repairAll(t.Context(), []queued{{Loss: health.Loss{Reason: "old"}}}, repair)
+		if next := schedule(waiting, time.Minute); next != time.Minute {
+			t.Errorf("got the first loss due in %s, want a minute", next)
+		}
+		time.Sleep(30 * time.Second)
+		waiting, _ = repairAll(t.Context(), append(waiting, queued{Loss: health.Loss{Reason: "new"}}), repair)
+		if next := schedule(waiting, 2*time.Minute); next != 30*time.Second || len(waiting) != 2 {
+			t.Errorf("got %d losses, due in %s, want 2 in 30s", len(waiting), next)
+		}
+		time.Sleep(30 * time.Second)
+		waiting, _ = repairAll(t.Context(), waiting, repair)
+		if next := schedule(waiting, 4*time.Minute); next != 90*time.Second {
+			t.Errorf("got the next loss due in %s, want 1m30s", next)
+		}
+		if len(tried) != 3 || tried[0] != "old" || tried[1] != "new" || tried[2] != "old" {
+			t.Errorf("got attempts %q, want old, new, old", tried)
+		}
+	})
+}
