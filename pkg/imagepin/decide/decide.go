@@ -168,6 +168,10 @@ func (d *Decider) decideTag(ctx context.Context, q Request, pinned *pin.Pin) (Ve
 		v, err = d.withoutTag(ctx, q, *pinned, here, err)
 	}
 	if err == nil || !here || behavior != policy.Default || !resolve.Unavailable(err) || !d.mayHave(q, local) {
+		if pinned != nil && !here && resolve.MayBeGone(err) {
+			err = WithPin(*pinned, err)
+			v.RegistryError = err
+		}
 		return v, err
 	}
 	if !q.DryRun {
