@@ -98,7 +98,12 @@ func (f *fetcher) fetchMissing(ctx context.Context, src *source, from transfer.F
 		return err
 	}
 	defer unlock()
-	if err := remotes.Fetch(ctx, f.content, from, desc); err != nil && !errdefs.IsAlreadyExists(err) {
+	err = remotes.Fetch(ctx, f.content, from, desc)
+	for err != nil && wrongBlob(err) == desc.Digest && src.otherwise(ctx, desc.Digest) {
+		f.discardLocked(ctx, desc.Digest)
+		err = remotes.Fetch(ctx, f.content, from, desc)
+	}
+	if err != nil && !errdefs.IsAlreadyExists(err) {
 		return fmt.Errorf("fetch %s: %w", desc.Digest, err)
 	}
 	_, err = f.damage.verifyLocked(ctx, src, desc)

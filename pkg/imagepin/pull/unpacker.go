@@ -168,7 +168,8 @@ func (u *unpacker) transfer(ctx context.Context, img *chosen) (ocispec.Descripto
 // transferAll runs the transfer. If the error can be a result of damaged content on the node, it replaces that content
 // and runs the transfer once more.
 func (u *unpacker) transferAll(ctx context.Context, src *source, dst *destination, progress transfer.ProgressFunc) error {
-	err := u.run(ctx, src, dst, transfer.WithProgress(progress))
+	run := func() error { return u.run(ctx, src, dst, transfer.WithProgress(progress)) }
+	err := u.runOtherwise(ctx, src, run(), run)
 	if err == nil || ctx.Err() != nil || !mayBeDamage(err) {
 		return err
 	}
@@ -179,7 +180,7 @@ func (u *unpacker) transferAll(ctx context.Context, src *source, dst *destinatio
 	if verr != nil || !replaced {
 		return err
 	}
-	return u.run(ctx, src, dst, transfer.WithProgress(progress))
+	return run()
 }
 
 // run runs a transfer. If a snapshotter finds the directory of a snapshot that does not exist, it runs the transfer once
