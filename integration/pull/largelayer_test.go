@@ -19,7 +19,7 @@ func TestLargeLayer(t *testing.T) {
 	t.Parallel()
 	const size, chunk = 100 << 20, 16 << 20 // bytes
 	r := testkit.NewRig(t, node.Options{NoPods: true})
-	requests := slices.DeleteFunc(pullSlowly(r, r.Reg, "large:v1", largeLayer("v1"), nil), func(q registry.Request) bool { return q.Range == "" })
+	requests := slices.DeleteFunc(pullSlowly(r, r.Reg, "large:v1", largeLayer(0), nil), func(q registry.Request) bool { return q.Range == "" })
 	type part struct{ first, last int }
 	parts := make([]part, len(requests))
 	for i, q := range requests {
