@@ -88,7 +88,6 @@ func TestRangesNotServed(t *testing.T) {
 			}
 			return &registry.Fault{Status: http.StatusTooManyRequests, Header: http.Header{"Retry-After": {"1"}}}
 		}, 1, 2},
-		{"truncated", func(int32) *registry.Fault { return &registry.Fault{Truncate: true, After: 1 << 20} }, 1, 2},
 		{"corrupt", func(int32) *registry.Fault { return &registry.Fault{Corrupt: true, After: 1 << 20} }, 2, -1},
 	} {
 		t.Run(test.name, func(t *testing.T) {

@@ -149,8 +149,10 @@ func (b *largeBody) advance() {
 	case asOne:
 		if b.limited() && b.slots.take(b.config.connections-1) > 0 {
 			b.split()
+			b.request()
 		}
 	case proving:
+		b.request() // before the main connection ends, so that it is there if one of these fails
 		if failed := b.ranges.failed(); failed != nil {
 			b.giveUp(failed)
 		} else if b.ranges.proven(b.offset) {
@@ -164,7 +166,7 @@ func (b *largeBody) advance() {
 			b.decide()
 		}
 	}
-	if b.phase == proving || b.phase == inRanges {
+	if b.phase == inRanges {
 		b.request()
 	}
 }
