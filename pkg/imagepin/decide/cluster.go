@@ -5,10 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"time"
 
 	"github.com/containerd/errdefs"
 	"github.com/containerd/log"
 	"github.com/distribution/reference"
+	"github.com/docker/go-units"
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
@@ -17,6 +19,7 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin/claim"
 	"github.com/imagepin/imagepin/pkg/imagepin/pin"
 	"github.com/imagepin/imagepin/pkg/imagepin/policy"
+	"github.com/imagepin/imagepin/pkg/imagepin/resolve"
 )
 
 // Cluster shares pins with the other nodes of a Kubernetes cluster. [claim.Claims] implements it. Its errors are
@@ -318,6 +321,10 @@ func (d *Decider) decideClaimed(ctx context.Context, q Request, known claim.Pinn
 	v, err := d.authorizeClaimed(ctx, q, known)
 	if errdefs.IsNotFound(err) {
 		return Verdict{}, goneFromCluster(q, known, err)
+	}
+	if resolve.MayBeGone(err) {
+		err = explained(fmt.Sprintf("pinned in the cluster %s (%s ago) to %s", known, units.HumanDuration(time.Since(known.At)), known.Digest),
+			inClusterHint("refresh", q.Pod.Namespace, *q.Pod.Owner, ""), err)
 	}
 	if err != nil {
 		return v, err

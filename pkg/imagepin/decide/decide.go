@@ -181,11 +181,18 @@ func (d *Decider) decideTag(ctx context.Context, q Request, pinned *pin.Pin) (Ve
 	if pinned != nil && errdefs.IsNotFound(err) {
 		v, err = d.withoutTag(ctx, q, *pinned, here, err)
 	}
-	if err == nil || !here || behavior != policy.Default || !resolve.Unavailable(err) {
-		return v, err
+	if err == nil {
+		return v, nil
 	}
-	used, ok := d.mayHave(q, local)
-	if !ok {
+	used, mayUse := "", here && behavior == policy.Default && resolve.Unavailable(err)
+	if mayUse {
+		used, mayUse = d.mayHave(q, local)
+	}
+	if !mayUse {
+		if pinned != nil && !here && resolve.MayBeGone(err) {
+			err = WithPin(*pinned, err)
+			v.RegistryError = err
+		}
 		return v, err
 	}
 	if !q.DryRun {

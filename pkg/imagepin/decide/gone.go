@@ -2,12 +2,14 @@ package decide
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 	"time"
 
 	"github.com/containerd/errdefs"
 	"github.com/distribution/reference"
+	"github.com/docker/go-units"
 
 	"github.com/imagepin/imagepin/pkg/imagepin"
 	"github.com/imagepin/imagepin/pkg/imagepin/pin"
@@ -36,8 +38,30 @@ func goneError(held *pin.Pin, target, now string, err error) error {
 	}
 }
 
+// WithPin adds to an error for content that may be gone, see [resolve.MayBeGone], that a pin decides the digest, its age, and
+// how to move it.
+func WithPin(held pin.Pin, err error) error {
+	why := fmt.Sprintf("%s (%s ago) to %s", whyPinned(held), units.HumanDuration(time.Since(held.MadeAt)), held.Root.Digest)
+	return explained(why, refreshHint(&held), err)
+}
+
+// explained adds to an error why the digest was decided, and a hint.
+func explained(why, hint string, err error) error {
+	var known *imagepin.Error
+	if !errors.As(err, &known) {
+		return err
+	}
+	e := *known
+	e.Message = why + ", but it may be gone: " + e.Message
+	e.Hint += "\n" + hint
+	return &e
+}
+
 // refreshHint returns how to move a pin.
 func refreshHint(held *pin.Pin) string {
+	if held.By == pin.ByLock {
+		return "To see the lock of the node: imagepin lock status\nTo go back to the lock before it: imagepin rollback"
+	}
 	if owner, ok := held.Scope.Owner(); ok {
 		return inClusterHint("refresh", held.Scope.Namespace(), owner, "")
 	}

@@ -20,11 +20,17 @@ var alice = resolve.Credential{Username: "alice", Password: "secret"}
 // addOpenMirror puts a mirror before the registry that has the capability pull only, and accepts every credential.
 func (e *env) addOpenMirror(t *testing.T) *fakeRegistry {
 	t.Helper()
+	return e.addMirror(t, `"pull"`)
+}
+
+// addMirror puts a mirror with capabilities before the registry.
+func (e *env) addMirror(t *testing.T, capabilities string) *fakeRegistry {
+	t.Helper()
 	mirror := newFakeRegistry(t)
 	root := t.TempDir()
 	dir := filepath.Join(root, reference.Domain(e.ref))
 	noError(t, os.Mkdir(dir, 0o755))
-	hosts := fmt.Sprintf("server = %q\n[host.%q]\n  capabilities = [\"pull\"]\n", e.registry.URL, mirror.URL)
+	hosts := fmt.Sprintf("server = %q\n[host.%q]\n  capabilities = [%s]\n", e.registry.URL, mirror.URL, capabilities)
 	noError(t, os.WriteFile(filepath.Join(dir, "hosts.toml"), []byte(hosts), 0o600))
 	prover, err := resolve.NewProver(make([]byte, 32))
 	noError(t, err)

@@ -230,7 +230,19 @@ func (d *damage) leaseChildren(ctx context.Context, info content.Info) error {
 }
 
 // ingest fetches a blob into a writer and verifies it. It does not commit the writer.
-func (d *damage) ingest(ctx context.Context, src *source, desc ocispec.Descriptor) (_ content.Writer, err error) {
+func (d *damage) ingest(ctx context.Context, src *source, desc ocispec.Descriptor) (content.Writer, error) {
+	for {
+		w, err := d.ingestOnce(ctx, src, desc)
+		if !errors.Is(err, errWrongContent) || ctx.Err() != nil || !src.otherwise(ctx, desc.Digest) {
+			return w, err
+		}
+	}
+}
+
+// errWrongContent is the error of a blob that does not match its digest.
+var errWrongContent = fmt.Errorf("unexpected digest of the content from the registry: %w", errdefs.ErrFailedPrecondition)
+
+func (d *damage) ingestOnce(ctx context.Context, src *source, desc ocispec.Descriptor) (_ content.Writer, err error) {
 	f, err := src.Fetcher(ctx, src.name)
 	if err != nil {
 		return nil, err
@@ -261,7 +273,7 @@ func (d *damage) ingest(ctx context.Context, src *source, desc ocispec.Descripto
 	case n != desc.Size:
 		return nil, fmt.Errorf("fetch %s: unexpected commit size %d, expected %d: %w", desc.Digest, n, desc.Size, errdefs.ErrFailedPrecondition)
 	case !verifier.Verified():
-		return nil, fmt.Errorf("fetch %s: unexpected digest of the content from the registry: %w", desc.Digest, errdefs.ErrFailedPrecondition)
+		return nil, fmt.Errorf("fetch %s: %w", desc.Digest, errWrongContent)
 	}
 	return w, nil
 }

@@ -102,7 +102,12 @@ func (f *fetcher) fetchMissing(ctx context.Context, src *source, from transfer.F
 		return err
 	}
 	defer unlock()
-	if err := remotes.Fetch(ctx, ingests{f.content, src.repository}, from, desc); err != nil && !errdefs.IsAlreadyExists(err) {
+	fetch := func() error { return remotes.Fetch(ctx, ingests{f.content, src.repository}, from, desc) }
+	err = fetch()
+	for err != nil && wrongBlob(err) == desc.Digest && src.otherwise(ctx, desc.Digest) {
+		err = fetch()
+	}
+	if err != nil && !errdefs.IsAlreadyExists(err) {
 		return fmt.Errorf("fetch %s: %w", desc.Digest, err)
 	}
 	_, err = f.damage.verifyLocked(ctx, src, desc)

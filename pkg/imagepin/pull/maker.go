@@ -404,6 +404,8 @@ func (m *Maker) failed(ctx context.Context, j Job, err error) error {
 		return err
 	case j.Pin != nil && missingAtRegistry(err):
 		return m.config.Pins.PinnedDigestGone(ctx, j.Verdict, j.Runtime.Target.String(), err)
+	case j.Pin != nil && resolve.MayBeGone(err):
+		err = decide.WithPin(*j.Pin, err)
 	}
 	return complete(err, imagepin.CannotPullImage, j.Ref.String(), j.Runtime.Target)
 }

@@ -172,7 +172,8 @@ func (u *unpacker) transfer(ctx context.Context, img *chosen) (ocispec.Descripto
 // and runs the transfer once more. It also does so if the content is as it should be, but this process may be at fault, which
 // unpacked it. The second time, layers are unpacked as containerd does.
 func (u *unpacker) transferAll(ctx context.Context, src *source, dst *destination, progress transfer.ProgressFunc) error {
-	err := u.run(ctx, src, dst, transfer.WithProgress(progress))
+	run := func() error { return u.run(ctx, src, dst, transfer.WithProgress(progress)) }
+	err := u.runOtherwise(ctx, src, run(), run)
 	if err == nil || ctx.Err() != nil || !mayBeDamage(err) {
 		return err
 	}

@@ -52,6 +52,22 @@ func (v *vouching) known(ctx context.Context, src *source, desc ocispec.Descript
 // fetches the blob, up to its size. It fails like a pull from a registry without the blob. The result does not depend on
 // the node's content. The caller must not hold the blob's lock: a registry can send the blob as slowly as it wants.
 func (v *vouching) vouch(ctx context.Context, src *source, f transfer.Fetcher, desc ocispec.Descriptor) error {
+	for {
+		if err := v.fetch(ctx, f, desc); err != nil || v.served.has(src.ref, desc.Digest) {
+			return err
+		}
+		if !src.otherwise(ctx, desc.Digest) {
+			break
+		}
+	}
+	return &imagepin.Error{
+		Reason: imagepin.ContentCorrupt, Class: errdefs.ErrFailedPrecondition,
+		Message: fmt.Sprintf("the registry sent content that does not match %s", desc.Digest),
+		Hint:    "Check the registry and any proxy in front of it.",
+	}
+}
+
+func (v *vouching) fetch(ctx context.Context, f transfer.Fetcher, desc ocispec.Descriptor) error {
 	rc, err := f.Fetch(ctx, desc)
 	if err != nil {
 		return fmt.Errorf("fetch %s, which is on the node from another registry: %w", desc.Digest, err)
@@ -59,13 +75,6 @@ func (v *vouching) vouch(ctx context.Context, src *source, f transfer.Fetcher, d
 	defer rc.Close()
 	if _, err := io.Copy(io.Discard, io.LimitReader(rc, desc.Size+1)); err != nil {
 		return fmt.Errorf("fetch %s, which is on the node from another registry: %w", desc.Digest, err)
-	}
-	if !v.served.has(src.ref, desc.Digest) {
-		return &imagepin.Error{
-			Reason: imagepin.ContentCorrupt, Class: errdefs.ErrFailedPrecondition,
-			Message: fmt.Sprintf("the registry sent content that does not match %s", desc.Digest),
-			Hint:    "Check the registry and any proxy in front of it.",
-		}
 	}
 	return nil
 }

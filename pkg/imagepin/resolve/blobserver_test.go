@@ -23,7 +23,7 @@ import (
 // testLargeBlobs are 1/1024 of the defaults.
 var testLargeBlobs = largeBlobs{
 	size: 64 << 10, skip: 8 << 10, probe: 16 << 10, probeTime: 200 * time.Millisecond, waiting: 0.7, enough: 256 << 10,
-	connections: 4, chunk: 16 << 10, trial: 2, rounds: 4, gain: 1.3, undecided: 0.5,
+	connections: 4, chunk: 16 << 10, alone: 4, trial: 2, gain: 1.3, undecided: 0.5,
 }
 
 // blobServer is an HTTP server of blobs whose connections are in memory, so that a test in a synctest bubble can limit

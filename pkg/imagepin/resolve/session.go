@@ -16,7 +16,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/containerd/containerd/v2/core/images"
 	"github.com/containerd/containerd/v2/core/remotes"
 	"github.com/containerd/containerd/v2/core/remotes/docker"
 	remoteserrors "github.com/containerd/containerd/v2/core/remotes/errors"
@@ -58,6 +57,7 @@ type Resolver struct {
 	hosts     hosts
 	anonymous Credential
 	resolves  flight.Group[Resolved]
+	origins   origins
 }
 
 // New returns a Resolver.
@@ -83,15 +83,18 @@ type Session struct {
 	traffic *traffic
 	// resolver uses all hosts. trusted uses only hosts with the capability resolve.
 	resolver, trusted remotes.Resolver
-	// newResolver returns another resolver for all hosts.
-	newResolver func() remotes.Resolver
-	large       largeBlobs
+	// resolverOf returns another resolver, for selected hosts.
+	resolverOf func(func([]docker.RegistryHost) []docker.RegistryHost) remotes.Resolver
+	large      largeBlobs
 	// useless is true if several connections for one blob were not faster than one, or failed.
 	useless atomic.Bool
+	origins *origins
+	blobs   blobStates
 
 	// Pulls for several targets share a session. Each sets the same limits, and the resolver does not synchronize that.
 	mu      sync.Mutex
 	limited bool
+	options []transfer.ImageResolverOption
 	limits  transfer.ImageResolverOptions
 }
 
@@ -122,14 +125,16 @@ func (r *Resolver) Session(ref reference.Named, c Credential) *Session {
 			Hosts:   func(string) ([]docker.RegistryHost, error) { return hosts() },
 		})
 	}
-	return &Session{
-		ref: ref, hosts: hosts, traffic: t, resolver: resolver(hosts), large: r.large,
-		newResolver: func() remotes.Resolver { return resolver(hosts) },
-		trusted: resolver(func() ([]docker.RegistryHost, error) {
+	resolverOf := func(which func([]docker.RegistryHost) []docker.RegistryHost) remotes.Resolver {
+		return resolver(func() ([]docker.RegistryHost, error) {
 			all, err := hosts()
-			return slices.DeleteFunc(slices.Clone(all), func(h docker.RegistryHost) bool {
-				return !h.Capabilities.Has(docker.HostCapabilityResolve)
-			}), err
+			return which(slices.Clone(all)), err
+		})
+	}
+	return &Session{
+		ref: ref, hosts: hosts, traffic: t, resolver: resolver(hosts), large: r.large, origins: &r.origins, resolverOf: resolverOf,
+		trusted: resolverOf(func(all []docker.RegistryHost) []docker.RegistryHost {
+			return slices.DeleteFunc(all, func(h docker.RegistryHost) bool { return !h.Capabilities.Has(docker.HostCapabilityResolve) })
 		}),
 	}
 }
@@ -158,7 +163,7 @@ func (r *Resolver) authorizedHosts(registry string, c Credential, t *traffic) ([
 			transport = r.config.Wrap(transport)
 		}
 		client, tokens := *h.Client, *h.Client
-		client.Transport = spans(t.watch(h.Host, h.Path, transport))
+		client.Transport = attempts(t.watch(h.Host, h.Path, transport), i, i == len(known)-1)
 		tokens.Transport = t.watchTokens(h.Host, h.Path, transport)
 		headers := maps.Clone(r.config.Registry.Headers)
 		for k, v := range h.Header {
@@ -254,7 +259,7 @@ func (r *Resolver) ask(ctx context.Context, ref reference.Named, c Credential, t
 func (r *Resolver) resolve(ctx context.Context, s *Session, resolver remotes.Resolver) (Resolved, error) {
 	ctx, cancel := context.WithTimeoutCause(withRedactedLog(ctx), r.config.Timeout, errTimeout)
 	defer cancel()
-	_, root, err := resolver.Resolve(ctx, s.ref.String())
+	root, host, err := s.root(ctx, resolver)
 	if err != nil {
 		if denied := s.denied(err, ""); denied != nil {
 			return Resolved{}, denied
@@ -270,10 +275,9 @@ func (r *Resolver) resolve(ctx context.Context, s *Session, resolver remotes.Res
 	if isSchema1(root.MediaType) {
 		return Resolved{}, schema1Error(s.ref, fmt.Errorf("media type %q is not supported since containerd 2.0", root.MediaType))
 	}
-	if !images.IsIndexType(root.MediaType) && !images.IsManifestType(root.MediaType) {
+	if !isImage(root.MediaType) {
 		return Resolved{}, notAnImageError(s.ref, root)
 	}
-	host := s.traffic.answered()
 	return Resolved{Root: root, Host: hostname(host), Proves: s.proves(host), Session: s}, nil
 }
 
@@ -285,27 +289,27 @@ func (r *Resolver) resolve(ctx context.Context, s *Session, resolver remotes.Res
 func (s *Session) Fetcher(ctx context.Context) (remotes.Fetcher, error) {
 	s.mu.Lock()
 	f, err := s.resolver.Fetcher(ctx, s.ref.String())
-	limits := s.limits
+	limits, options := s.limits, s.options
 	s.mu.Unlock()
 	if err != nil {
 		return nil, RedactError(err)
 	}
 	return remotes.FetcherFunc(func(ctx context.Context, desc ocispec.Descriptor) (io.ReadCloser, error) {
-		rc, err := s.fetch(withRedactedLog(ctx), f, desc, limits)
-		if err != nil {
-			return nil, s.fetchError(ctx, err)
+		if desc.Size < 0 {
+			return nil, fmt.Errorf("invalid descriptor size %d: %w", desc.Size, errdefs.ErrInvalidArgument)
 		}
+		rc := s.body(withRedactedLog(ctx), desc, sessionBlobs{s, options, f}, limits)
 		return &fetched{ReadCloser: rc, classify: func(err error) error { return s.fetchError(ctx, err) }}, nil
 	}), nil
 }
 
-// fetch returns the body of a blob. f is the fetcher with limits.
-func (s *Session) fetch(ctx context.Context, f remotes.Fetcher, desc ocispec.Descriptor, limits transfer.ImageResolverOptions) (io.ReadCloser, error) {
+// body returns the body of a blob.
+func (s *Session) body(ctx context.Context, desc ocispec.Descriptor, blobs sessionBlobs, limits transfer.ImageResolverOptions) io.ReadCloser {
 	if desc.Size <= s.large.size || limits.Performances.MaxConcurrentDownloads <= 1 || limits.Performances.ConcurrentLayerFetchBuffer > 0 ||
 		limits.DownloadLimiter == nil {
-		return f.Fetch(ctx, desc)
+		return newMainBody(ctx, desc, blobs)
 	}
-	return newLargeBody(ctx, desc, sessionBlobs{s, f}, s.large, limits.DownloadLimiter, &s.useless)
+	return newLargeBody(ctx, desc, blobs, s.large, limits.DownloadLimiter, &s.useless)
 }
 
 // fetched is a body that returns the errors of [Session.Fetcher]. The first Read sends the request, so all errors come
@@ -341,7 +345,7 @@ func (s *Session) SetOptions(options ...transfer.ImageResolverOption) {
 		for _, set := range options {
 			set(&s.limits)
 		}
-		s.limited = true
+		s.limited, s.options = true, options
 	}
 }
 
@@ -445,14 +449,15 @@ func (s *Session) resolveError(err error) error {
 		e.Reason, e.Class = imagepin.PullAccessDenied, errdefs.ErrUnauthenticated
 		e.Hint = "Check the image pull secret of the pod, and that the credential may read this repository."
 	case errdefs.IsNotFound(err) && s.unavailable():
-		e.Message = someUnavailable
-		e.Err = opaque(err)
 	case errdefs.IsNotFound(err):
 		e.Class = errdefs.ErrNotFound
 		e.Hint = "Check the reference: its registry has no such tag or digest."
 	case errdefs.IsInvalidArgument(err), strings.Contains(err.Error(), "not a valid digest"):
 		e.Reason, e.Class = imagepin.ContentCorrupt, errdefs.ErrFailedPrecondition
 		e.Hint = "Check that the registry's address is correct, and that no proxy or login page answers instead."
+	}
+	if errdefs.IsUnavailable(e.Class) && slices.Contains(s.traffic.statuses(), http.StatusNotFound) {
+		mayBeGone(e, s.traffic.described(), err)
 	}
 	return e
 }
@@ -469,6 +474,11 @@ func (s *Session) fetchError(ctx context.Context, err error) error {
 	if errors.As(err, &unexpected) {
 		status = unexpected.StatusCode
 	}
+	var failed *openError
+	var answers []answer
+	if errors.As(err, &failed) {
+		answers = failed.answers
+	}
 	e := &imagepin.Error{
 		Reason: imagepin.CannotPullImage, Ref: s.ref.String(), Class: errdefs.ErrUnavailable, Err: RedactError(err),
 		Hint: "Check the network to the registry and its mirrors, and the registry itself.",
@@ -478,13 +488,19 @@ func (s *Session) fetchError(ctx context.Context, err error) error {
 		e.Message = "the registry limits the rate of requests"
 		e.Hint = "Wait, or configure a mirror or a credential with a higher limit."
 	case status >= 500:
-	case errdefs.IsNotFound(err) && s.unavailable():
-		e.Message = someUnavailable
-		e.Err = opaque(err)
+	case errdefs.IsNotFound(err) && slices.ContainsFunc(answers, answer.unavailable):
+	case errdefs.IsNotFound(err) && s.unavailable(): // a token service
+		mayBeGone(e, s.traffic.described(), err)
+		return e
+	case errdefs.IsNotFound(err) && len(answers) > 0 && !strings.Contains(err.Error(), "://"): // containerd does not name the request
+		return RedactError(fmt.Errorf("%w (%s)", err, strings.Join(describeAll(answers), "; ")))
 	case errors.Is(err, io.ErrUnexpectedEOF):
 		e.Message = "the connection was interrupted, and the download could not be resumed"
 	default:
 		return RedactError(err)
+	}
+	if slices.ContainsFunc(answers, func(a answer) bool { return a.status == http.StatusNotFound }) {
+		mayBeGone(e, describeAll(answers), err)
 	}
 	return e
 }
@@ -507,8 +523,23 @@ func silentHost(err error) string {
 	return to.Host
 }
 
-// someUnavailable is the message if some hosts do not have the content and others are unavailable.
-const someUnavailable = "no host has it, and some hosts are unavailable"
-
 // unavailable reports whether a host did not answer, so that "not found" from another host is not final.
 func (s *Session) unavailable() bool { return slices.ContainsFunc(s.traffic.statuses(), isUnavailable) }
+
+// MayBeGone reports whether an error of [Resolver.Resolve] or of a fetch means that a host does not have the content, and
+// that another host, which may have it, is unavailable.
+func MayBeGone(err error) bool {
+	var e undecided
+	return errors.As(err, &e)
+}
+
+// undecided is the error of a request for content that a host does not have, while another host is unavailable.
+type undecided struct{ error }
+
+// mayBeGone completes an error for content that a host does not have, while another host is unavailable. answers are those of
+// all hosts.
+func mayBeGone(e *imagepin.Error, answers []string, err error) {
+	e.Message = "no host has it, and some hosts are unavailable: " + strings.Join(answers, "; ")
+	e.Hint = "Check the reference, and the network to the hosts that did not answer."
+	e.Err = undecided{opaque(err)}
+}

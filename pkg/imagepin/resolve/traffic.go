@@ -1,12 +1,15 @@
 package resolve
 
 import (
+	"fmt"
 	"io"
 	"net/http"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/imagepin/imagepin/pkg/imagepin"
 )
 
 // traffic tracks the requests of a session to the registry hosts.
@@ -22,7 +25,8 @@ type traffic struct {
 
 // hostAnswer is the last answer of a registry host.
 type hostAnswer struct {
-	status int // 0 means no answer
+	status int   // 0 means no answer
+	err    error // why there is no answer
 	// challenged means that the status is a 401 to a request without a credential, which asks for one.
 	challenged bool
 	// token is the last answer of the host's token service, or nil if it was not asked.
@@ -32,7 +36,8 @@ type hostAnswer struct {
 // tokenAnswer is the last answer of a token service.
 type tokenAnswer struct {
 	host   string
-	status int // 0 means no answer
+	status int   // 0 means no answer
+	err    error // why there is no answer
 }
 
 // outcome returns the status that counts for a registry host, and who sent it. If the host requires a token and the
@@ -96,6 +101,36 @@ func (t *traffic) statuses() []int {
 	return all
 }
 
+// described says for each host what it answered, or why it did not answer, in the order of the requests.
+func (t *traffic) described() []string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	all := make([]string, len(t.order))
+	for i, key := range t.order {
+		name, h := hostname(key), t.answers[key]
+		host, status := h.outcome(name)
+		why := h.err
+		if host != name {
+			why = h.token.err
+			host += " (the token service of " + name + ")"
+		}
+		all[i] = describeAnswer(host, status, why)
+	}
+	return all
+}
+
+// describeAnswer says what a host answered, or why it did not answer.
+func describeAnswer(host string, status int, why error) string {
+	const longest = 256
+	switch {
+	case status != 0:
+		return fmt.Sprintf("%s answered %d %s", host, status, http.StatusText(status))
+	case why == nil:
+		return host + " did not answer"
+	}
+	return fmt.Sprintf("%s did not answer: %s", host, imagepin.Bound(RedactError(why).Error(), longest))
+}
+
 // of returns the answer of a host, for modification. The caller holds t.mu.
 func (t *traffic) of(key string) *hostAnswer {
 	h, ok := t.answers[key]
@@ -115,30 +150,30 @@ func (t *traffic) note(key string, status int, authorized bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	h := t.of(key)
-	h.status, h.challenged = status, status == http.StatusUnauthorized && !authorized
+	h.status, h.err, h.challenged = status, nil, status == http.StatusUnauthorized && !authorized
 	t.last = key
 }
 
 // noteNoAnswer records that a host did not answer a request. The previous answer remains valid, unless it was the
 // challenge for this request. A request that ends because its caller has gone says nothing about the host.
-func (t *traffic) noteNoAnswer(key string, authorized, ended bool) {
+func (t *traffic) noteNoAnswer(key string, authorized bool, why error, ended bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	known, ok := t.answers[key]
 	switch {
 	case ok && known.challenged && authorized:
-		*known = hostAnswer{token: known.token}
+		*known = hostAnswer{err: why, token: known.token}
 	case !ok && !ended:
-		t.of(key)
+		t.of(key).err = why
 		t.last = key
 	}
 }
 
-// noteToken records the status of the token service for a host: 0 means no answer.
-func (t *traffic) noteToken(key, host string, status int) {
+// noteToken records the status of the token service for a host, or why it did not answer.
+func (t *traffic) noteToken(key, host string, status int, why error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.of(key).token = &tokenAnswer{host: host, status: status}
+	t.of(key).token = &tokenAnswer{host: host, status: status, err: why}
 }
 
 // watch returns a transport that records the answers of a registry host in t. It does not record answers of hosts that
@@ -148,12 +183,12 @@ func (t *traffic) watch(registry, path string, base http.RoundTripper) http.Roun
 	key := registry + path
 	return t.count(roundTripper(func(req *http.Request) (*http.Response, error) {
 		resp, err := base.RoundTrip(req)
-		if req.URL.Host != registry {
+		if req.URL.Host != registry || ofRange(req.Context()) {
 			return resp, err
 		}
 		authorized := req.Header.Get("Authorization") != ""
 		if err != nil {
-			t.noteNoAnswer(key, authorized, req.Context().Err() != nil)
+			t.noteNoAnswer(key, authorized, err, req.Context().Err() != nil)
 			return nil, err
 		}
 		t.note(key, resp.StatusCode, authorized)
@@ -165,11 +200,14 @@ func (t *traffic) watch(registry, path string, base http.RoundTripper) http.Roun
 func (t *traffic) watchTokens(registry, path string, base http.RoundTripper) http.RoundTripper {
 	return t.count(roundTripper(func(req *http.Request) (*http.Response, error) {
 		resp, err := base.RoundTrip(req)
+		if ofRange(req.Context()) {
+			return resp, err
+		}
 		if err != nil {
-			t.noteToken(registry+path, req.URL.Host, 0)
+			t.noteToken(registry+path, req.URL.Host, 0, err)
 			return nil, err
 		}
-		t.noteToken(registry+path, req.URL.Host, resp.StatusCode)
+		t.noteToken(registry+path, req.URL.Host, resp.StatusCode, nil)
 		return resp, nil
 	}))
 }
