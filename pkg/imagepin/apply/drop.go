@@ -35,21 +35,25 @@ type dropped struct {
 // It fails as [Applier.Apply] does, with InvalidLock if two locks have different digests of a reference, and with UnknownLock
 // (ErrNotFound) if the directories are empty and again is true.
 func (a *Applier) ApplyDropped(ctx context.Context, r Request, again bool) (Result, error) {
+	s := a.config.Settings()
+	// Without a turn, because an apply fails while another one has it.
+	if d, err := readDropped(s.LocksDirectory, s.BundlesDirectory); err == nil && !again && a.isApplied(d) {
+		return Result{}, nil
+	}
 	ctx, turn, err := a.begin(ctx, nil)
 	if err != nil {
 		return Result{}, err
 	}
 	defer turn.end()
-	s := a.config.Settings()
 	r.Name = "drop directories"
 	d, err := readDropped(s.LocksDirectory, s.BundlesDirectory)
 	if err != nil {
 		return Result{}, a.noteFailure(r, err)
 	}
-	if len(d.locks)+len(d.bundles) == 0 && again {
+	if d.empty() && again {
 		return Result{}, nothingDropped(s)
 	}
-	if len(d.locks)+len(d.bundles) == 0 || d.id == a.config.State.Get().Dropped && !again {
+	if !again && a.isApplied(d) {
 		return Result{}, nil
 	}
 	if !r.DryRun {
@@ -76,6 +80,12 @@ func (a *Applier) ApplyDropped(ctx context.Context, r Request, again bool) (Resu
 	}
 	return a.applyAndNote(ctx, r)
 }
+
+// empty reports whether the drop directories have neither a lock nor a bundle.
+func (d dropped) empty() bool { return len(d.locks)+len(d.bundles) == 0 }
+
+// isApplied reports whether there is nothing in the drop directories that was not applied last.
+func (a *Applier) isApplied(d dropped) bool { return d.empty() || d.id == a.config.State.Get().Dropped }
 
 // nothingDropped returns the error for drop directories without files.
 func nothingDropped(s Settings) error {

@@ -10,7 +10,7 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin/store"
 )
 
-// TestRecordRemovedDuringCreateContainer removes the record of an image with another tool while upstream creates a
+// TestRecordRemovedDuringCreateContainer removes the records of an image with another tool while upstream creates a
 // container from it. A garbage collection keeps its content and its snapshot until upstream has answered.
 func TestRecordRemovedDuringCreateContainer(t *testing.T) {
 	t.Run("lease", func(t *testing.T) { removeDuringCreateContainer(t, newAdoptedNode(t)) })
@@ -37,9 +37,11 @@ func removeDuringCreateContainer(t *testing.T, a *adoptedNode) {
 	_, err := a.containers.createContainer(t.Context(), &runtime.CreateContainerRequest{
 		PodSandboxId: adoptedSandbox, Config: &runtime.ContainerConfig{Image: &runtime.ImageSpec{Image: adoptedTag}},
 	}, func(context.Context, *runtime.CreateContainerRequest) (*runtime.CreateContainerResponse, error) {
-		noError(t, a.Node.Images.Delete(a.Context(t), adoptedTag))
-		_, err := a.base.Store.(*store.Store).Sync(a.Context(t), adoptedTag) // removes the record of the image ID
-		noError(t, err)
+		for _, record := range []string{adoptedTag, a.img.Config.Digest.String()} {
+			noError(t, a.Node.Images.Delete(a.Context(t), record))
+			_, err := a.base.Store.(*store.Store).Sync(a.Context(t), record)
+			noError(t, err)
+		}
 		if got := here(); !got[0] || !got[1] || !got[2] {
 			t.Errorf("during the call: manifest, configuration and snapshot exist: %v, want all", got)
 		}
