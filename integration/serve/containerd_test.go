@@ -110,7 +110,8 @@ func (r *serveRig) wantNoProblems(when string, opts checker.Options) {
 }
 
 // TestContainerdChanges restarts containerd with a new handler, which imagepin serves without a restart. Then
-// containerd loses the handler: imagepin refuses calls and names the configured key until the key is removed.
+// containerd loses the handler: imagepin refuses calls and names the configured key until the key is removed. The image stays, and
+// is ready when the handler is back.
 func TestContainerdChanges(t *testing.T) {
 	t.Parallel()
 	r := started(t, node.Options{NoPods: true})
@@ -147,11 +148,17 @@ func TestContainerdChanges(t *testing.T) {
 	if img.GetId() != id {
 		t.Errorf("got image %s, want %s", img.GetId(), id)
 	}
-	r.eventually("the handler's snapshots are removed", func() bool {
-		r.must(r.GC(r.Ctx))
-		state, err := r.State(r.Ctx)
-		r.must(err)
-		return len(state.SnapshotsOf("native")) == 0
+	r.must(r.GC(r.Ctx))
+	state, err = r.State(r.Ctx)
+	r.must(err)
+	if len(state.SnapshotsOf("native")) == 0 {
+		t.Error("the snapshots of the removed handler are gone")
+	}
+	r.containerdWith(func(o *node.Options) { o.Handlers = []node.Handler{{Name: "second", Snapshotter: "native"}} })
+	r.must(r.WaitReady(r.Ctx))
+	r.eventually("the image is ready for the handler that is back", func() bool {
+		img, err := r.ImageStatus(r.Ctx, ref, "second")
+		return err == nil && img.GetId() == id
 	})
 }
 
