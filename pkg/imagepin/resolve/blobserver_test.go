@@ -36,10 +36,10 @@ type blobServer struct {
 	link   *pace // of all connections together; nil means no limit
 	// perConnection is the rate of each connection, in bytes per second. Zero means no limit.
 	perConnection int
-	// answer, if set, handles a request. It returns false to continue.
-	answer func(http.ResponseWriter, *http.Request) bool
 
-	mu       sync.Mutex
+	mu sync.Mutex
+	// answer, if set, handles a request. It returns false to continue.
+	answer   func(http.ResponseWriter, *http.Request) bool
 	blobs    map[digest.Digest][]byte
 	requests []string // method and Range header
 	open     map[*openRequest]bool
@@ -96,8 +96,9 @@ func (s *blobServer) add(size int) ocispec.Descriptor {
 func (s *blobServer) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	s.mu.Lock()
 	s.requests = append(s.requests, strings.TrimSpace(req.Method+" "+req.Header.Get("Range")))
+	answer := s.answer
 	s.mu.Unlock()
-	if s.answer != nil && s.answer(w, req) {
+	if answer != nil && answer(w, req) {
 		return
 	}
 	http.ServeContent(w, req, "", time.Time{}, bytes.NewReader(s.content(req)))

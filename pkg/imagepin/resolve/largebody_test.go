@@ -425,10 +425,12 @@ func TestLargeBlobStalled(t *testing.T) {
 			t.Error("stalled while nothing was requested")
 		default:
 		}
+		s.mu.Lock()
 		s.answer = func(_ http.ResponseWriter, req *http.Request) bool {
 			<-req.Context().Done()
 			return true
 		}
+		s.mu.Unlock()
 		go func() {
 			<-stalled
 			cancel()
