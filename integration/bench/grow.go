@@ -5,8 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"regexp"
+	"slices"
 	"syscall"
 	"time"
+
+	runtime "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	api "github.com/imagepin/imagepin/api/imagepin/v1"
 	"github.com/imagepin/imagepin/integration/measure"
@@ -187,13 +190,14 @@ func (s *side) takeFirstStart(ctx context.Context, images int) (time.Duration, e
 	return took, nil
 }
 
-// awaitImages waits until n images are listed.
+// awaitImages waits until n images are listed with their tags. A damaged image is listed without.
 func (s *side) awaitImages(ctx context.Context, n int) error {
 	for {
 		all, err := s.ListImages(ctx)
 		if err != nil {
 			return err
 		}
+		all = slices.DeleteFunc(all, func(i *runtime.Image) bool { return len(i.GetRepoTags()) == 0 }) // damaged
 		if len(all) == n {
 			return nil
 		}

@@ -2,10 +2,10 @@ package crash
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"os"
-	"path/filepath"
 	"strconv"
 	"testing"
 	"time"
@@ -35,6 +35,7 @@ type applyKills struct {
 	*killRig
 	digests map[string]string // of locks, by name
 	rounds  int
+	drops   int
 	ended   map[string]int // number of kills that left each lock
 }
 
@@ -164,9 +165,10 @@ func (a *applyKills) killed(at string, dropped bool) {
 // reset makes the old lock the only one, and removes the new images.
 func (a *applyKills) reset() {
 	a.T.Helper()
-	if err := os.RemoveAll(filepath.Join(a.Path("bundles"), "new.tar.zst")); err != nil {
+	if err := errors.Join(os.RemoveAll(a.dropped()), os.RemoveAll(a.hidden())); err != nil {
 		a.T.Fatal(err)
 	}
+	a.drops++
 	if err := a.RemovePods(a.Ctx); err != nil {
 		a.T.Fatal(err)
 	}
@@ -178,18 +180,25 @@ func (a *applyKills) reset() {
 	a.wantConsistent("with the old lock only")
 }
 
+// dropped returns the path of the bundle in the drop directory. Each one has another name, because what was applied last from the
+// drop directory is not applied again.
+func (a *applyKills) dropped() string {
+	return a.Path("bundles", fmt.Sprintf("new%d.tar.zst", a.drops))
+}
+
+// hidden returns the path of the bundle that a start does not apply.
+func (a *applyKills) hidden() string {
+	return a.Path("bundles", fmt.Sprintf(".new%d.tar.zst", a.drops))
+}
+
 // startWithDropped puts the new bundle into the drop directory and restarts the node. It returns when the lock is applied or
 // containerd has ended.
 func (a *applyKills) startWithDropped() error {
-	bundle := filepath.Join(a.Path("bundles"), "new.tar.zst")
-	if err := os.RemoveAll(bundle); err != nil {
-		return err
-	}
 	text, err := os.ReadFile(a.Path("new.tar.zst"))
 	if err != nil {
 		return err
 	}
-	if err := os.WriteFile(bundle, text, 0o600); err != nil {
+	if err := os.WriteFile(a.dropped(), text, 0o600); err != nil {
 		return err
 	}
 	if err := a.Kill9(); err != nil {
@@ -201,7 +210,7 @@ func (a *applyKills) startWithDropped() error {
 // hideDropped hides the bundle in the drop directory, so that a start does not apply it.
 func (a *applyKills) hideDropped(hide bool) {
 	a.T.Helper()
-	from, to := filepath.Join(a.Path("bundles"), "new.tar.zst"), filepath.Join(a.Path("bundles"), ".new.tar.zst")
+	from, to := a.dropped(), a.hidden()
 	if !hide {
 		from, to = to, from
 	}

@@ -141,7 +141,6 @@ type drippingRegistry struct {
 	held     map[digest.Digest]bool
 	alter    func(repository string, data []byte) []byte // of the blobs that are held; nil sends them as they are
 	begun    chan digest.Digest                          // a held blob has been begun
-	requests int                                         // for blobs that are layers
 	open     chan struct{}
 	release  func()
 	host     string
