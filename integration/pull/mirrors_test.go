@@ -47,8 +47,13 @@ func TestWrongMirror(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				if got, want := upstream.Count(blob), len(layers)+1; got != want {
-					t.Errorf("got %d requests for blobs, want %d\n%s\nmirror:\n%s", got, want, upstream.Dump(), mirror.Dump())
+				want := len(layers) + 1
+				most := want
+				if name == "wrong-digest" {
+					most += len(layers) - 1 // a layer that is on its way when another one is found to be wrong is fetched again
+				}
+				if got := upstream.Count(blob); got < want || got > most {
+					t.Errorf("got %d requests for blobs, want %d to %d\n%s\nmirror:\n%s", got, want, most, upstream.Dump(), mirror.Dump())
 				}
 				upstream.Reset()
 				mirror.Reset()
