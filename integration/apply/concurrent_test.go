@@ -3,6 +3,7 @@ package apply
 import (
 	"bufio"
 	"fmt"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
@@ -140,6 +141,10 @@ func TestApplyDuringRepair(t *testing.T) {
 		}
 	}
 	l.Eventually("the image is gone", func() bool { return len(l.Listed()) == 0 })
+	// What is retained for the lock needs no registry.
+	if err := os.Remove(l.BlobFile(testkit.MustDigest(t, l.old))); err != nil {
+		t.Fatal(err)
+	}
 	release := l.hangOn(l.old)
 	defer release()
 	l.Reg.Reset()
