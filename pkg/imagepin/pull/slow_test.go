@@ -136,14 +136,14 @@ func imageOf(b ctdtest.Blobs, texts ...string) (manifest ocispec.Descriptor, lay
 
 // drippingRegistry is a registry that sends the first byte of some blobs, and the rest after release.
 type drippingRegistry struct {
-	mu       sync.Mutex
-	images   map[string]oneTag // by repository
-	held     map[digest.Digest]bool
-	alter    func(repository string, data []byte) []byte // of the blobs that are held; nil sends them as they are
-	begun    chan digest.Digest                          // a held blob has been begun
-	open     chan struct{}
-	release  func()
-	host     string
+	mu      sync.Mutex
+	images  map[string]oneTag // by repository
+	held    map[digest.Digest]bool
+	alter   func(repository string, data []byte) []byte // of the blobs that are held; nil sends them as they are
+	begun   chan digest.Digest                          // a held blob has been begun
+	open    chan struct{}
+	release func()
+	host    string
 }
 
 func newDrippingRegistry(t *testing.T) *drippingRegistry {
