@@ -20,7 +20,7 @@ func lockedImages(t *testing.T) int {
 	t.Helper()
 	s := os.Getenv("IMAGEPIN_LOCK_IMAGES")
 	if s == "" {
-		return 200
+		return 100
 	}
 	n, err := strconv.Atoi(s)
 	if err != nil {

@@ -19,7 +19,7 @@ func crashRounds(t *testing.T) int {
 	t.Helper()
 	s := os.Getenv("IMAGEPIN_CRASH_ROUNDS")
 	if s == "" {
-		return 200
+		return 80
 	}
 	n, err := strconv.Atoi(s)
 	if err != nil {

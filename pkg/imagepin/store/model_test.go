@@ -45,9 +45,12 @@ var (
 // soak), and IMAGEPIN_MODEL_SEED runs a single seed.
 func TestAnySequenceKeepsTheInvariants(t *testing.T) {
 	t.Parallel()
-	const histories, length = 16, 20
+	histories, length := uint64(16), 20
+	if testing.Short() {
+		histories = 8
+	}
 	seeds := []uint64{1795268755208666484, 1795268786735584731, 1795269017991299814}
-	for seed := range uint64(histories) {
+	for seed := range histories {
 		seeds = append(seeds, seed)
 	}
 	for range fromEnvironment(t, "IMAGEPIN_MODEL_HISTORIES") {

@@ -104,7 +104,7 @@ func (e *env) fill(t testing.TB, count int) {
 // does not depend on the number of images, except for one check of the file of each blob that is not a layer.
 func TestStartCallsDoNotGrowWithImages(t *testing.T) {
 	t.Parallel()
-	for _, count := range []int{1, 200} {
+	for _, count := range []int{1, 50} {
 		e := newEnv(t)
 		e.fill(t, count)
 		var (
