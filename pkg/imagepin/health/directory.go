@@ -62,11 +62,12 @@ func isNotExist(err error) bool {
 
 // directories returns the host paths in mounts. It leaves out paths with placeholders for a mount manager, and devices: the
 // mounts of containerd's btrfs and devmapper snapshotters have one, and imagepin serve may have a /dev of its own
-// (PrivateDevices in systemd.exec(5)).
+// (PrivateDevices in systemd.exec(5)), which has the host's /dev/shm.
 func directories(mounts []mount.Mount) []string {
 	var all []string
 	add := func(path string) {
-		if filepath.IsAbs(path) && !strings.HasPrefix(path, "/dev/") && !strings.Contains(path, "{{") {
+		device := strings.HasPrefix(path, "/dev/") && !strings.HasPrefix(path, "/dev/shm/")
+		if filepath.IsAbs(path) && !device && !strings.Contains(path, "{{") {
 			all = append(all, path)
 		}
 	}
