@@ -2,6 +2,7 @@ package crash
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/http"
 	"os"
@@ -16,6 +17,7 @@ import (
 
 	"github.com/imagepin/imagepin/integration/images"
 	"github.com/imagepin/imagepin/integration/node"
+	"github.com/imagepin/imagepin/integration/offline"
 	"github.com/imagepin/imagepin/integration/registry"
 	"github.com/imagepin/imagepin/integration/testkit"
 )
@@ -200,9 +202,16 @@ var crashScenarios = map[string]scenario{
 			ref := c.pushData("app:1", "1")
 			c.MustPull(ref, "")
 			c.MustPull(c.pushData("app:2", "2"), "")
-			c.copyKeys(c.pushedDigest("app:1"), c.pushedDigest("app:2"))
 		},
-		op: (*killRig).killAndStart,
+		op: func(c *killRig) error {
+			if err := c.Kill9(); err != nil { // while imagepin runs, it would remove the label itself
+				return err
+			}
+			if err := c.copyKeys(c.pushedDigest("app:1"), c.pushedDigest("app:2")); err != nil {
+				return err
+			}
+			return c.Start(c.Ctx)
+		},
 	},
 	"repair of lost snapshots": {
 		setup: func(c *killRig) { c.MustPull(c.pushData("app:1", "1"), "") },
@@ -453,25 +462,29 @@ func (c *killRig) removeByCtr(name string) error {
 	return c.awaitStatus(name, "runc", false)
 }
 
-// copyKeys copies the labels of keys from one record to another.
-func (c *killRig) copyKeys(from, to string) {
-	c.T.Helper()
-	store := c.Client().ImageService()
-	img, err := store.Get(testkit.NSContext(c.Ctx), from)
+// copyKeys copies the labels of keys from one record to another while containerd is stopped.
+func (c *killRig) copyKeys(from, to string) error {
+	root, err := offline.Open(c.Ctx, c.Path("root"))
 	if err != nil {
-		c.T.Fatal(err)
+		return err
 	}
-	var fields []string
-	add := ctdimages.Image{Name: to, Labels: map[string]string{}}
-	for label, value := range img.Labels {
-		if strings.HasPrefix(label, "io.imagepin.key.") {
-			add.Labels[label] = value
-			fields = append(fields, "labels."+label)
+	err = root.AtOnce(c.Ctx, func(ctx context.Context) error {
+		img, err := root.Images.Get(ctx, from)
+		if err != nil {
+			return err
 		}
-	}
-	if _, err := store.Update(testkit.NSContext(c.Ctx), add, fields...); err != nil {
-		c.T.Fatal(err)
-	}
+		var fields []string
+		add := ctdimages.Image{Name: to, Labels: map[string]string{}}
+		for label, value := range img.Labels {
+			if strings.HasPrefix(label, "io.imagepin.key.") {
+				add.Labels[label] = value
+				fields = append(fields, "labels."+label)
+			}
+		}
+		_, err = root.Images.Update(ctx, add, fields...)
+		return err
+	})
+	return errors.Join(err, root.Close())
 }
 
 // removeSnapshots removes all snapshots of the default snapshotter.
