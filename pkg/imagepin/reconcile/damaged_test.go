@@ -61,7 +61,7 @@ func TestDeepDamageIsNotBelieved(t *testing.T) {
 	want("after the next attempt", false)
 	report, err := d.Check(d.ctx, nil)
 	noError(t, err)
-	if len(report.Findings) != 1 || !report.Findings[0].Loss.Unverified {
+	if len(report.Findings) != 1 || report.Checked != 2 || !report.Findings[0].Loss.Unverified {
 		t.Errorf("a check found %+v, want the damaged key", report.Findings)
 	}
 	if done, err := d.Repair(d.ctx, report.Findings[0]); done != Unreachable || err == nil {
