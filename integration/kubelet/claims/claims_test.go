@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -16,6 +17,7 @@ import (
 	rbac "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/imagepin/imagepin/api/v1alpha1"
 	"github.com/imagepin/imagepin/integration/testkit"
@@ -211,8 +213,6 @@ func TestForeignPin(t *testing.T) {
 	owner := r.ownerOf(n1, pod)
 	other := owner.Owner
 	other.UID = "rs-0"
-	// A node can claim for a kind of another group that is called ReplicaSet, with the UID of the ReplicaSet of another node.
-	r.foreignGroup(owner, pod)
 	r.must("POST", r.path("imagepin.io/v1alpha1/imagepins"), &v1alpha1.ImagePin{
 		TypeMeta:   metav1.TypeMeta{APIVersion: "imagepin.io/v1alpha1", Kind: "ImagePin"},
 		ObjectMeta: metav1.ObjectMeta{Name: v1alpha1.Name(owner.Owner, tag)},
@@ -225,22 +225,38 @@ func TestForeignPin(t *testing.T) {
 	want(t, err, imagepin.ForeignPin, errdefs.ErrFailedPrecondition, "is for ReplicaSet web-7d4b9c with UID rs-0, not for ReplicaSet web-7d4b9c with UID rs-1")
 	_, _, err = r.clients[n1].Claim(r.ctx, *owner, pod, tag, digestA)
 	want(t, err, imagepin.ForeignPin, errdefs.ErrFailedPrecondition, "is for ReplicaSet web-7d4b9c with UID rs-0")
+
+	elsewhere := r.addPod("any-pod-of-n2", n2)
+	r.ownerOf(n2, elsewhere) // waits until the node may read it
+	for _, kind := range []string{"apps/v1 ReplicaSet", "v1 ReplicationController", "apps/v1 StatefulSet", "apps/v1 DaemonSet", "batch/v1 Job"} {
+		r.foreignGroup(kind, elsewhere)
+	}
 }
 
-// foreignGroup claims for the owner of a pod of the node n1, from a node that does not host it, in the name of another group. The
-// admission policy cannot refuse that, so other nodes do not use the ImagePin.
-func (r *rig) foreignGroup(owner *client.Owner, pod client.Pod) {
+// foreignGroup claims for a controller of Kubernetes from n2, which does not host its pods, in the name of another group. The
+// admission policy cannot refuse that, so n1 does not use the ImagePin. n2 cannot claim with another version of the group.
+func (r *rig) foreignGroup(kind string, elsewhere client.Pod) {
 	r.t.Helper()
-	const image = "registry.example.com/shop/web:group"
-	elsewhere := *owner
-	elsewhere.APIVersion, elsewhere.Reference.APIVersion = "example.com/v1", "example.com/v1"
-	mine := r.addPod("any-pod-of-n2", n2)
-	r.ownerOf(n2, mine) // waits until the node may read it
-	if _, created, err := r.clients[n2].Claim(r.ctx, elsewhere, mine, image, digestB); err != nil || !created {
-		r.t.Fatalf("created %v: %v", created, err)
+	apiVersion, kind, _ := strings.Cut(kind, " ")
+	pod := r.addPod(strings.ToLower(kind)+"-x", n1, controlledBy(apiVersion, kind, strings.ToLower(kind), types.UID(kind)))
+	owner := r.ownerOf(n1, pod)
+	as := func(apiVersion string) error {
+		wrong := *owner
+		wrong.APIVersion, wrong.Reference.APIVersion = apiVersion, apiVersion
+		_, _, err := r.clients[n2].Claim(r.ctx, wrong, elsewhere, tag, digestB)
+		return err
 	}
-	_, _, err := r.clients[n1].Claim(r.ctx, *owner, pod, image, digestA)
-	want(r.t, err, imagepin.ForeignPin, errdefs.ErrFailedPrecondition, "is for example.com/v1 ReplicaSet web-7d4b9c with UID rs-1, not for ReplicaSet web-7d4b9c with UID rs-1")
+	group := strings.TrimSuffix(apiVersion, "v1")
+	for _, version := range []string{"v1beta1", "v9"} {
+		want(r.t, as(group+version), imagepin.ClaimRefused, errdefs.ErrPermissionDenied, "for a controller of Kubernetes version v1")
+	}
+	want(r.t, as(apiVersion), imagepin.ClaimRefused, errdefs.ErrPermissionDenied, "has to start with that of spec.owner")
+	if err := as("example.com/v1"); err != nil {
+		r.t.Fatal(err)
+	}
+	_, _, err := r.clients[n1].Claim(r.ctx, *owner, pod, tag, digestA)
+	want(r.t, err, imagepin.ForeignPin, errdefs.ErrFailedPrecondition,
+		fmt.Sprintf("is for example.com/v1 %[1]s %[2]s with UID %[1]s, not for %[1]s %[2]s with UID %[1]s", kind, owner.Name))
 }
 
 // TestRefusedClaims checks claims that the API server refuses, and that they do not stop other calls.

@@ -1,6 +1,7 @@
 package claims
 
 import (
+	"cmp"
 	"reflect"
 	"testing"
 
@@ -117,17 +118,24 @@ func TestOwnersOfOtherKinds(t *testing.T) {
 		name, pod, label string
 		revision         string // name of the ControllerRevision, if there is one
 		controller       types.UID
+		apiVersion, kind string // by default those of a VirtualMachineInstance
 	}{
 		{name: "without revisions", pod: "virt-launcher-vm1-x2x4z"},
 		{name: "with the name of a ControllerRevision", pod: "cart-x2x4z", label: "vm1-77f", revision: "vm1-77f", controller: "vm-1"},
 		{name: "with the hash of a ControllerRevision", pod: "cart-x2x4z", label: "77f", revision: "vm1-77f", controller: "vm-1"},
 		{name: "with a revision of another owner", pod: "cart-x2x4z", label: "77f", revision: "vm1-77f", controller: "vm-2"},
 		{name: "with a revision that is no ControllerRevision", pod: "cart-x2x4z", label: "77f"},
+		{name: "with the kind of a controller of Kubernetes", pod: "cart-0", label: "vm1-77f", revision: "vm1-77f", controller: "vm-1",
+			apiVersion: "apps.kruise.io/v1beta1", kind: "StatefulSet"},
+		{name: "with that kind, without revisions", pod: "cart-x2x4z", apiVersion: "example.com/v9", kind: "ReplicaSet"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
 			r := newRig(t, kube)
-			by := metav1.OwnerReference{APIVersion: "kubevirt.io/v1", Kind: "VirtualMachineInstance", Name: "vm1", UID: "vm-1", Controller: new(true)}
+			by := metav1.OwnerReference{
+				APIVersion: cmp.Or(c.apiVersion, "kubevirt.io/v1"), Kind: cmp.Or(c.kind, "VirtualMachineInstance"),
+				Name: "vm1", UID: "vm-1", Controller: new(true),
+			}
 			revision := &apps.ControllerRevision{}
 			if c.revision != "" {
 				own := by
@@ -147,8 +155,8 @@ func TestOwnersOfOtherKinds(t *testing.T) {
 			if c.controller == "vm-1" {
 				reference = revision.UID
 			}
-			if owner == nil || owner.UID != "vm-1" || owner.Kind != by.Kind || owner.Revision != c.label || owner.Reference.UID != reference {
-				t.Fatalf("got %+v, want the VirtualMachineInstance with revision %q, and the reference %s", owner, c.label, reference)
+			if owner == nil || owner.UID != "vm-1" || owner.APIVersion != by.APIVersion || owner.Kind != by.Kind || owner.Revision != c.label || owner.Reference.UID != reference {
+				t.Fatalf("got %+v, want the %s %s with revision %q, and the reference %s", owner, by.APIVersion, by.Kind, c.label, reference)
 			}
 			r.claimsAndFinds(owner, pod)
 		})

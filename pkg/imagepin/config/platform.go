@@ -26,8 +26,18 @@ var (
 	}
 )
 
-// UnknownPlatforms returns an error for each platform of a runtime handler whose operating system or architecture no image can
-// have. Such a handler starts no pod. Errors are ErrInvalidArgument and name the key.
+// knownVariants are the variants of the architectures whose variants containerd compares. Others can have any.
+var knownVariants = map[string][]string{
+	"amd64": {"v1", "v2", "v3", "v4"},
+	"arm":   {"v5", "v6", "v7", "v8"},
+	"arm64": {
+		"v8", "v8.0", "v8.1", "v8.2", "v8.3", "v8.4", "v8.5", "v8.6", "v8.7", "v8.8", "v8.9",
+		"v9", "v9.0", "v9.1", "v9.2", "v9.3", "v9.4", "v9.5", "v9.6", "v9.7",
+	},
+}
+
+// UnknownPlatforms returns an error for each platform of a runtime handler whose operating system, architecture or variant no image
+// can have. Such a handler starts no pod. Errors are ErrInvalidArgument and name the key.
 func (i Images) UnknownPlatforms() (errs []error) {
 	for _, handler := range slices.Sorted(maps.Keys(i.RuntimePlatforms)) {
 		text := i.RuntimePlatforms[handler].Platform
@@ -36,11 +46,16 @@ func (i Images) UnknownPlatforms() (errs []error) {
 			continue // [CRI.Handlers] has the error
 		}
 		spec = platforms.Normalize(spec)
+		variants, compared := knownVariants[spec.Architecture]
+		if !compared || spec.Variant == "" {
+			variants = []string{spec.Variant}
+		}
 		for _, part := range []struct {
 			what, name string
 			known      []string
 		}{
 			{"operating system", spec.OS, knownOS}, {"architecture", spec.Architecture, knownArch},
+			{"variant of " + spec.Architecture, spec.Variant, variants},
 		} {
 			if slices.Contains(part.known, part.name) {
 				continue
@@ -66,13 +81,19 @@ func (c CRI) emulatedPlatforms(binfmt string) (warnings []string) {
 		text := c.Images.RuntimePlatforms[handler].Platform
 		spec, err := platforms.Parse(text)
 		runtime := c.Runtime.Containerd.Runtimes[handler].Type
-		if text == "" || err != nil || runtime != "" && runtime != runcType || runs.Match(spec) || emulates(binfmt, platforms.Normalize(spec)) {
+		if text == "" || err != nil || runtime != "" && runtime != runcType || runs.Match(spec) || mayRun(own, platforms.Normalize(spec)) || emulates(binfmt, platforms.Normalize(spec)) {
 			continue
 		}
 		warnings = append(warnings, fmt.Sprintf("[plugins.%q] runtime_platforms.%s.platform: this machine is %s and has no emulator for %s (binfmt_misc)",
 			ImagesSection, handler, platforms.Format(own), text))
 	}
 	return warnings
+}
+
+// mayRun reports whether a machine may run a platform of another variant. containerd does not know which variants of these
+// architectures a processor has.
+func mayRun(own, spec ocispec.Platform) bool {
+	return spec.OS == own.OS && spec.Architecture == own.Architecture && (spec.Architecture == "amd64" || spec.Architecture == "arm64")
 }
 
 // binfmt is where Linux lists emulators.

@@ -13,6 +13,7 @@ import (
 func TestKnownPlatforms(t *testing.T) {
 	for text, want := range map[string]string{
 		"": "", "linux": "", "linux/amd64": "", "linux/amd64/v3": "", "Linux/x86_64": "", "linux/aarch64": "", "linux/armhf": "", "linux/i386": "",
+		"linux/arm64/8": "", "linux/arm64/V8": "", "linux/arm64/v8.2": "", "linux/arm64/v9": "", "linux/arm/v5": "", "linux/mips64le/softfloat": "",
 		"arm64": "", "macos/arm64": "", "windows(10.0.17763)/amd64": "", "linux/riscv64": "",
 		"x/y/z/z":          "",                            // it cannot be parsed, which is another error
 		"linux/i686":       `unknown architecture "i686"`, // containerd does not normalize it
@@ -22,6 +23,9 @@ func TestKnownPlatforms(t *testing.T) {
 		"linux/nonsense":   `unknown architecture "nonsense": invalid argument`,
 		"amd64/linux":      `unknown operating system "amd64"`,
 		"linux/arm64v8/v8": `unknown architecture "arm64v8"`,
+		"linux/amd64/v9":   `unknown variant of amd64 "v9"`,
+		"linux/arm64/v10":  `unknown variant of arm64 "v10"`,
+		"linux/arm/armv7":  `unknown variant of arm "armv7"`,
 	} {
 		var all []string
 		for _, err := range (Images{RuntimePlatforms: map[string]Platform{"kata": {Platform: text}}}).UnknownPlatforms() {
@@ -44,6 +48,7 @@ func TestEmulatedPlatforms(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(emulators, qemu), nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
+	otherVariant := map[string]string{"amd64": "linux/amd64/v3", "arm64": "linux/arm64/v9"}[platforms.DefaultSpec().Architecture]
 	for _, c := range []struct {
 		platform, runtime, binfmt string
 		warns                     bool
@@ -54,6 +59,7 @@ func TestEmulatedPlatforms(t *testing.T) {
 		{"linux/riscv64", "", emulators, true},
 		{foreign, "io.containerd.kata.v2", "/absent", false},
 		{platforms.DefaultString(), "", "/absent", false},
+		{otherVariant, "", "/absent", false},
 		{"", "", "/absent", false},
 	} {
 		var config CRI

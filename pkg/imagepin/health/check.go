@@ -14,7 +14,7 @@ import (
 
 // Report is the result of a check.
 type Report struct {
-	// Checked is the number of keys that were checked.
+	// Checked is the number of keys that were checked, also of those that are not in the index.
 	Checked  int
 	Findings []Finding
 	// Records are the image records that the keys were compared with.
@@ -182,6 +182,7 @@ func (c *Checker) checkLabels(img images.Image, known map[string]imagepin.Entry,
 		case ok:
 			r.add(Ignored, e, fmt.Sprintf("record %s carries it too; record %s takes precedence", img.Name, now.Record))
 		default:
+			r.Checked++
 			loss, gone := c.Lost(e, have)
 			if !gone {
 				loss = Loss{Entry: e, Reason: "it is recorded on " + img.Name + " but not in the index", Unpackable: true}

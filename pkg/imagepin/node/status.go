@@ -215,7 +215,8 @@ func problems(st *api.StatusResponse) (all []*api.Problem) {
 			"pins retain %s of %s", units.BytesSize(float64(p.GetRetainedBytes())), units.BytesSize(float64(p.GetMaxRetainedBytes())))
 	}
 	if l := st.GetLock(); l.GetFailed() != "" {
-		add("To see the lock of this node, run: imagepin lock status", "the last lock was not applied: %s", l.GetFailed())
+		message, _, _ := strings.Cut(l.GetFailed(), "\n") // lock status has its hint
+		add("To see the lock of this node, run: imagepin lock status", "the last lock was not applied: %s", message)
 	}
 	if l := st.GetLock(); l.GetReady() < l.GetImages() {
 		add("They are made ready in the background. To list them, run: imagepin lock status", "images of the lock that are not ready: %d", l.GetImages()-l.GetReady())

@@ -88,4 +88,8 @@ func TestProblems(t *testing.T) {
 	if len(damaged) != 1 || damaged[0].Message != "damaged keys: 3" || damaged[0].Hint == "" {
 		t.Errorf("with damaged and unused keys: got %v, want one problem", damaged)
 	}
+	failed := problems(&api.StatusResponse{Index: &api.IndexStatus{Ready: true}, Lock: &api.LockSummary{Failed: "InvalidBundle: it is truncated\nWrite it again"}})
+	if len(failed) != 1 || failed[0].Message != "the last lock was not applied: InvalidBundle: it is truncated" {
+		t.Errorf("with a lock that was not applied: got %v, want one problem of one line", failed)
+	}
 }

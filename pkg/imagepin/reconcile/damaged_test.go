@@ -61,7 +61,7 @@ func TestDeepDamageIsNotBelieved(t *testing.T) {
 	want("after the next attempt", false)
 	report, err := d.Check(d.ctx, nil)
 	noError(t, err)
-	if len(report.Findings) != 1 || !report.Findings[0].Loss.Unverified {
+	if len(report.Findings) != 1 || report.Checked != 2 || !report.Findings[0].Loss.Unverified {
 		t.Errorf("a check found %+v, want the damaged key", report.Findings)
 	}
 	if done, err := d.Repair(d.ctx, report.Findings[0]); done != Unreachable || err == nil {
@@ -82,7 +82,7 @@ func TestDeepDamageIsNotBelieved(t *testing.T) {
 }
 
 // TestRepairDamaged finds the damage of a key in a call that does not repair it. The key is repaired in the background, once
-// the node looks for such keys, and is not queued twice.
+// the node looks for such keys, and is not queued twice. It does not count as not repaired when a call has repaired or removed it.
 func TestRepairDamaged(t *testing.T) {
 	d := newDeepNode(t)
 	d.config.Maker = leasing{node: d.Node, store: d.store, before: new(func())}
@@ -112,6 +112,20 @@ func TestRepairDamaged(t *testing.T) {
 	noError(t, os.WriteFile(file, b, 0o600))
 	d.repairs.add(ctx, health.Loss{Entry: hidden[0], Reason: "lost", Unverified: true}) // as the next start
 	d.waitUntil(t, func() bool { _, ready := d.store.Get(hidden[0].Key); return ready })
+	if n := d.PendingRepairs(); n != 0 {
+		t.Errorf("with a retry of a key that is ready: got %d repairs, want none", n)
+	}
+	noError(t, os.Remove(file))
+	_, err = d.store.EvictBlob(d.ctx, d.images[0].Config.Digest)
+	noError(t, err)
+	if n := d.PendingRepairs(); n != 1 {
+		t.Errorf("after it is damaged again: got %d repairs, want one", n)
+	}
+	_, err = d.store.DropDamaged(d.ctx, hidden[0].Key)
+	noError(t, err)
+	if n := d.PendingRepairs(); n != 0 {
+		t.Errorf("with a retry of a key that was removed: got %d repairs, want none", n)
+	}
 }
 
 // TestSchedule checks that losses that wait are not tried again because of a new one.

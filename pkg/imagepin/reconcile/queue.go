@@ -73,9 +73,24 @@ type queued struct {
 type queue struct {
 	repairs *repairs
 	repair  repairFunc
-	losses  []queued             // guarded by repairs.mu
-	keys    map[imagepin.Key]int // of the losses that are not repaired or dropped yet, guarded by repairs.mu
-	more    chan struct{}        // has one element if there are new losses
+	losses  []queued                // guarded by repairs.mu
+	keys    map[imagepin.Key]losses // that the queue has not repaired or dropped yet, guarded by repairs.mu
+	more    chan struct{}           // has one element if there are new losses
+}
+
+// losses is how many losses of a key a queue has.
+type losses struct {
+	all int
+	// damaged are those of a recorded key, which end when the key is ready or removed, also by a call.
+	damaged int
+}
+
+func (l losses) plus(loss health.Loss, n int) losses {
+	l.all += n
+	if loss.Record == "" && !loss.Moved && !loss.Superseded {
+		l.damaged += n
+	}
+	return l
 }
 
 func newRepairs(r repairer) *repairs {
@@ -103,7 +118,7 @@ func (p *repairs) addTo(ctx context.Context, name queueName, l health.Loss, repa
 func (p *repairs) addLocked(ctx context.Context, name queueName, l health.Loss, repair repairFunc) {
 	q := p.queues[name]
 	if q == nil {
-		q = &queue{repairs: p, repair: repair, keys: make(map[imagepin.Key]int), more: make(chan struct{}, 1)}
+		q = &queue{repairs: p, repair: repair, keys: make(map[imagepin.Key]losses), more: make(chan struct{}, 1)}
 		p.queues[name] = q
 		p.owned.Go(func() {
 			q.run(ctx)
@@ -113,7 +128,7 @@ func (p *repairs) addLocked(ctx context.Context, name queueName, l health.Loss, 
 		})
 	}
 	q.losses = append(q.losses, queued{Loss: l, since: time.Now()})
-	q.keys[l.Entry.Key]++
+	q.keys[l.Entry.Key] = q.keys[l.Entry.Key].plus(l, 1)
 	select {
 	case q.more <- struct{}{}:
 	default:
@@ -137,7 +152,7 @@ func (p *repairs) addOnce(l health.Loss) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, q := range p.queues {
-		if q.keys[l.Entry.Key] > 0 {
+		if q.keys[l.Entry.Key].all > 0 {
 			return
 		}
 	}
@@ -148,14 +163,29 @@ func (p *repairs) addOnce(l health.Loss) {
 
 // pending returns the number of keys that are not repaired or dropped yet.
 func (p *repairs) pending() (n int) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	for _, q := range p.queues {
-		for _, losses := range q.keys {
-			n += losses
+	for key, queued := range p.queued() {
+		if _, ready := p.config.Store.Get(key); ready {
+			continue // a call has repaired it before the queue does
+		}
+		n += queued.all - queued.damaged
+		if _, recorded := p.config.Store.GetDamaged(key); recorded && queued.damaged > 0 {
+			n++
 		}
 	}
 	return n
+}
+
+// queued returns the losses of all queues.
+func (p *repairs) queued() map[imagepin.Key]losses {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	all := make(map[imagepin.Key]losses)
+	for _, q := range p.queues {
+		for key, l := range q.keys {
+			all[key] = losses{all[key].all + l.all, all[key].damaged + l.damaged}
+		}
+	}
+	return all
 }
 
 // done notes that the losses in all are repaired or dropped, except those that are retried.
@@ -163,12 +193,12 @@ func (q *queue) done(all, retried []queued) {
 	q.repairs.mu.Lock()
 	defer q.repairs.mu.Unlock()
 	for _, l := range all {
-		if q.keys[l.Entry.Key]--; q.keys[l.Entry.Key] == 0 {
+		if q.keys[l.Entry.Key] = q.keys[l.Entry.Key].plus(l.Loss, -1); q.keys[l.Entry.Key].all == 0 {
 			delete(q.keys, l.Entry.Key)
 		}
 	}
 	for _, l := range retried {
-		q.keys[l.Entry.Key]++
+		q.keys[l.Entry.Key] = q.keys[l.Entry.Key].plus(l.Loss, 1)
 	}
 }
 

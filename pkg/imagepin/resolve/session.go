@@ -408,6 +408,15 @@ func timeoutError(ref reference.Named, timeout time.Duration) error {
 }
 
 func notAnImageError(ref reference.Named, root ocispec.Descriptor) error {
+	// Of a digest without a manifest, containerd's resolver returns the blob.
+	if asked, ok := ref.(reference.Canonical); ok && asked.Digest() == root.Digest {
+		return &imagepin.Error{
+			Reason: imagepin.ContentCorrupt, Ref: ref.String(),
+			Message: fmt.Sprintf("the registry has this digest as content of type %q, not as an image index or an image manifest", root.MediaType),
+			Hint:    "Use the digest of the index or the manifest, not the image ID: imagepin images --digests",
+			Class:   errdefs.ErrFailedPrecondition,
+		}
+	}
 	return &imagepin.Error{
 		Reason: imagepin.ContentCorrupt, Ref: ref.String(),
 		Message: fmt.Sprintf("the registry answered with %q (%s), which is neither an image index nor an image manifest", root.MediaType, root.Digest),

@@ -342,6 +342,26 @@ func TestResolveNotAnImage(t *testing.T) {
 	}
 }
 
+// TestResolveImageID resolves the digest of a configuration, which is the image ID.
+func TestResolveImageID(t *testing.T) {
+	a := newRegistry(t)
+	d := digest.FromString("{}")
+	a.answer = func(w http.ResponseWriter, r *http.Request) bool {
+		if !strings.Contains(r.URL.Path, "/blobs/") {
+			w.WriteHeader(http.StatusNotFound)
+			return true
+		}
+		w.Header().Set("Content-Length", "2")
+		return true
+	}
+	of, _, _ := strings.Cut(ref, ":")
+	_, err := newResolver(t, server(a)).Resolve(quiet(t), named(t, of+"@"+d.String()), Credential{})
+	var e *imagepin.Error
+	if !errors.As(err, &e) || e.Reason != imagepin.ContentCorrupt || !strings.Contains(e.Hint, "not the image ID") {
+		t.Errorf("got %v, want a hint to the image ID", err)
+	}
+}
+
 // TestRejectedManifests checks that the reason is reported why containerd does not accept a manifest.
 func TestRejectedManifests(t *testing.T) {
 	for name, c := range map[string]struct {

@@ -188,6 +188,23 @@ func (s *reader) damagedBeside(recorded, removed, added []imagepin.Entry) (besid
 	return beside
 }
 
+// damagedElsewhere returns the damaged keys that are to be recorded on another record, as when a tag has moved. A record's last key
+// is not one of them: its image may be the only one of its digest.
+func (s *reader) damagedElsewhere(entries []imagepin.Entry) (moved []imagepin.Entry) {
+	for _, e := range entries {
+		d, ok := s.GetDamaged(e.Key)
+		if !ok || d.Record == e.Record {
+			continue
+		}
+		stays := func(o imagepin.Entry) bool { return o.Record == d.Record && !has(entries, o.Key) }
+		beside := s.damagedIf(func(o Damaged) bool { return stays(o.Entry) })
+		if len(beside) > 0 || slices.ContainsFunc(s.ByRoot(d.Root.Digest), stays) {
+			moved = append(moved, d.Entry)
+		}
+	}
+	return moved
+}
+
 // isKept reports whether a key needs an image to be unpacked in a snapshotter, or would if it was not damaged.
 func (s *reader) isKept(u Unpacked) bool {
 	return s.isNeeded(u) || len(s.damagedIf(func(d Damaged) bool {

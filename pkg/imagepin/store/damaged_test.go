@@ -2,6 +2,7 @@ package store_test
 
 import (
 	"os"
+	"slices"
 	"testing"
 
 	"github.com/imagepin/imagepin/pkg/imagepin"
@@ -98,6 +99,23 @@ func TestRemovalBesideDamage(t *testing.T) {
 	}
 	e.wantDamaged(t, "after the drop")
 	e.wantEmpty(t)
+}
+
+// TestTagMovesAwayFromDamage pulls a tag whose damaged key is on the record of another image. That record carries the key no longer,
+// and nothing else of it changes.
+func TestTagMovesAwayFromDamage(t *testing.T) {
+	e, _, hidden := damagedEnv(t)
+	e.pull(t, tag, e.image("b"), nativeToo, 0, "")
+	digested := hidden[slices.IndexFunc(hidden, func(k imagepin.Entry) bool { return k.Ref != tag })]
+	e.wantDamaged(t, "after the pull", digested)
+	labels := e.keyLabels(t, digested.Record)
+	if n := len(labels); n != 3 {
+		t.Errorf("the record carries %q, want the 2 keys that are ready, and the damaged one of its digest", labels)
+	}
+	e.restart()
+	if loaded := e.loaded(t); len(loaded.Lost) != 1 {
+		t.Errorf("got lost keys %+v after a restart, want that of the digest", loaded.Lost)
+	}
 }
 
 // TestSyncOfDamage lets another tool change the records of damaged keys.

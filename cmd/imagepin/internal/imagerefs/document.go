@@ -84,7 +84,7 @@ func (r *reader) document(place Place, document any) {
 			return // its schema can look like a pod spec
 		}
 		if version, _ := v["apiVersion"].(string); strings.HasPrefix(version, "kustomize.config.k8s.io/") {
-			r.fail(kustomization("DIR"))
+			r.fail(kustomization(place.document(), "DIR"))
 			return
 		}
 		if services, ok := mapping(v["services"]).(map[string]any); ok && v["apiVersion"] == nil {

@@ -152,8 +152,13 @@ func (r *reader) skip(place Place, relative, kind string, value any) {
 			}
 		}
 	case []any:
+		key := strings.TrimSuffix(relative[strings.LastIndexByte(relative, '.')+1:], "s")
 		for i, item := range v {
-			r.skip(place.item(i), relative+"[*]", kind, item)
+			at, below := place.item(i), relative+"[*]"
+			if text, ok := item.(string); ok && kind != "" && !r.taken[at] && looksLikeImage(key, text) {
+				r.options.Skipped(Skipped{Place: at, Text: text, Field: kind + ":" + below})
+			}
+			r.skip(at, below, kind, item)
 		}
 	}
 }

@@ -12,7 +12,7 @@ import (
 
 const kafka = `apiVersion: kafka.example/v1
 kind: Kafka
-spec: {kafka: {image: k:1}, sidecars: [{image: s:1}, {image: s:2}], extra: [e:1], sidecarImage: registry.example/x, logo: https://example.com/image:1}
+spec: {kafka: {image: k:1}, sidecars: [{image: s:1}, {image: s:2}], extra: [e:1], baseImages: [f:1, plain], sidecarImage: registry.example/x, logo: https://example.com/image:1}
 ---
 apiVersion: v1
 kind: List
@@ -40,12 +40,12 @@ func TestFields(t *testing.T) {
 		return refs, skipped, err
 	}
 	refs, skipped, err := read()
-	want := []string{"k:1 Kafka:spec.kafka.image", "registry.example/x Kafka:spec.sidecarImage", "s:1 Kafka:spec.sidecars[*].image", "s:2 Kafka:spec.sidecars[*].image", "k:2 Kafka:spec.kafka.image"}
+	want := []string{"f:1 Kafka:spec.baseImages[*]", "k:1 Kafka:spec.kafka.image", "registry.example/x Kafka:spec.sidecarImage", "s:1 Kafka:spec.sidecars[*].image", "s:2 Kafka:spec.sidecars[*].image", "k:2 Kafka:spec.kafka.image"}
 	if err != nil || !slices.Equal(refs, []string{"c:1"}) || !slices.Equal(skipped, want) {
 		t.Errorf("without fields: %q, skipped %q, %v", refs, skipped, err)
 	}
-	refs, skipped, err = read("Kafka:spec.kafka.image", "Kafka:spec.sidecarImage", "Kafka:spec.sidecars[*].image", "Kafka:spec.extra[*]")
-	if err != nil || !slices.Equal(refs, []string{"k:1", "registry.example/x", "s:1", "s:2", "e:1", "k:2", "c:1"}) || len(skipped) != 0 {
+	refs, skipped, err = read("Kafka:spec.kafka.image", "Kafka:spec.sidecarImage", "Kafka:spec.sidecars[*].image", "Kafka:spec.extra[*]", "Kafka:spec.baseImages[*]")
+	if err != nil || !slices.Equal(refs, []string{"k:1", "registry.example/x", "s:1", "s:2", "e:1", "f:1", "plain", "k:2", "c:1"}) || len(skipped) != 0 {
 		t.Errorf("with fields: %q, skipped %q, %v", refs, skipped, err)
 	}
 	for _, field := range []string{"kafka:spec.kafka.image", "Kafka:spec.Image", "Kafka:spec.size.image", "Kafka:spec.kafka[*].image"} {
@@ -87,7 +87,11 @@ func TestKustomization(t *testing.T) {
 		}
 	}
 	const text = "apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\nimages: []\n"
-	if _, err := Read(strings.NewReader(text), Stdin); !errdefs.IsInvalidArgument(err) {
+	if _, err := Read(strings.NewReader(text), Stdin); !errdefs.IsInvalidArgument(err) || !strings.Contains(err.Error(), "standard input, document 1 has a kustomization") {
 		t.Errorf("standard input: got %v", err)
+	}
+	renamed := write(t, dir, "renamed.yaml", text)
+	if _, err := Read(nil, renamed); !errdefs.IsInvalidArgument(err) || !strings.Contains(err.Error(), renamed+", document 1 has a kustomization") {
+		t.Errorf("with another name: got %v", err)
 	}
 }

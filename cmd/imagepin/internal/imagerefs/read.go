@@ -8,6 +8,7 @@ import (
 	"os"
 	"path"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/containerd/errdefs"
@@ -130,8 +131,11 @@ func (r *reader) directory(name string) {
 			}
 			return nil
 		case isKustomization(at):
-			r.fail(kustomization(filepath.Join(name, filepath.FromSlash(path.Dir(at)))))
+			dir := filepath.Join(name, filepath.FromSlash(path.Dir(at)))
+			r.fail(kustomization(dir, dir))
 			return fs.SkipDir
+		case entry.Type()&fs.ModeSymlink != 0 && r.linkedDirectory(name, at):
+			return nil
 		case entry.IsDir() || !hasManifests(at):
 			return nil
 		}
@@ -154,10 +158,38 @@ func isKustomization(name string) bool {
 	return false
 }
 
-// kustomization returns the error for a directory with a kustomization.
-func kustomization(dir string) error {
+// linkedDirectory reports whether a symbolic link in a directory is one to a directory. Those are not followed, so it fails
+// unless the files there are read anyway.
+func (r *reader) linkedDirectory(name, at string) bool {
+	link := filepath.Join(name, filepath.FromSlash(at))
+	if info, err := os.Stat(link); err != nil || !info.IsDir() {
+		return false // a file, or inRoot has the error
+	}
+	root, err := filepath.EvalSymlinks(name)
+	if err == nil {
+		link, err = filepath.EvalSymlinks(link)
+	}
+	if err == nil {
+		link, err = filepath.Rel(root, link)
+	}
+	hidden := func(name string) bool { return strings.HasPrefix(name, ".") && name != "." }
+	switch {
+	case err != nil:
+		r.fail(inDirectory(name, at, err))
+	case slices.ContainsFunc(strings.Split(filepath.ToSlash(link), "/"), hidden):
+		r.fail(&imagepin.Error{
+			Reason: imagepin.InvalidRequest, Class: errdefs.ErrInvalidArgument,
+			Message: filepath.Join(name, filepath.FromSlash(at)) + " is a symbolic link to a directory, and is not followed",
+			Hint:    "Name the directory with -f as well, or remove the link.",
+		})
+	}
+	return true
+}
+
+// kustomization returns the error for a kustomization, which is at a place, and is rendered from dir.
+func kustomization(place, dir string) error {
 	return &imagepin.Error{
-		Reason: imagepin.InvalidRequest, Class: errdefs.ErrInvalidArgument, Message: dir + " has a kustomization, which can change images",
+		Reason: imagepin.InvalidRequest, Class: errdefs.ErrInvalidArgument, Message: place + " has a kustomization, which can change images",
 		Hint: fmt.Sprintf("Render it first: kubectl kustomize %s | imagepin lock -f -", dir),
 	}
 }
@@ -198,7 +230,7 @@ func inDirectory(name, at string, err error) error {
 // file reads one file.
 func (r *reader) file(name string, from io.Reader, isList bool) {
 	if name != Stdin && isKustomization(filepath.ToSlash(name)) {
-		r.fail(kustomization(filepath.Dir(name)))
+		r.fail(kustomization(filepath.Dir(name), filepath.Dir(name)))
 		return
 	}
 	data, err := io.ReadAll(io.LimitReader(from, MaxFile+1))

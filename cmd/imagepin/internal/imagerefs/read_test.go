@@ -228,6 +228,43 @@ func TestLinkOutOfTheDirectory(t *testing.T) {
 	}
 }
 
+// TestLinksToDirectories reads a directory with links to directories. Their files are read if they are in it, and missed otherwise:
+// then Read fails.
+func TestLinksToDirectories(t *testing.T) {
+	dir := t.TempDir()
+	inside := filepath.Join(dir, "inside")
+	write(t, inside, "sub/a.yaml", pod("a:1"))
+	write(t, inside, ".hidden/b.yaml", pod("b:1"))
+	write(t, dir, "outside/c.yaml", pod("c:1"))
+	for link, to := range map[string]string{"again": "sub", "sub/loop": "..", "data.yaml": "sub"} {
+		if err := os.Symlink(to, filepath.Join(inside, link)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	linked := filepath.Join(dir, "linked")
+	if err := os.Symlink("inside", linked); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{inside, linked} {
+		if refs, err := Read(nil, name); err != nil || len(refs) != 1 {
+			t.Errorf("%s: got %q, %v", name, found(refs), err)
+		}
+	}
+	for _, to := range []string{"../outside", ".hidden", filepath.Join(dir, "outside")} {
+		link := filepath.Join(inside, "link")
+		if err := os.Symlink(to, link); err != nil {
+			t.Fatal(err)
+		}
+		refs, err := Read(nil, inside)
+		if !errdefs.IsInvalidArgument(err) || !strings.Contains(err.Error(), link+" is a symbolic link to a directory") || len(refs) != 1 {
+			t.Errorf("link to %s: got %q, %v", to, found(refs), err)
+		}
+		if err := os.Remove(link); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
 func TestLimits(t *testing.T) {
 	dir := t.TempDir()
 	large := write(t, dir, "large.yaml", "a: "+strings.Repeat("x", MaxFile))
