@@ -117,6 +117,48 @@ func TestCancelApply(t *testing.T) {
 	imagepinWants(l.Rig, 0, []string{"lock", "status"}, "none")
 }
 
+// TestStalledApply applies locks whose registry sends nothing: no manifest, no configuration, and no layer after its beginning, also
+// detached. Each apply ends after image_pull_progress_timeout and leaves nothing, the node keeps its lock, and when the registry
+// answers again the next apply succeeds.
+func TestStalledApply(t *testing.T) {
+	t.Parallel()
+	l := newLocks(t, node.Options{NoPods: true, Extra: `[plugins."io.containerd.cri.v1.images"]` + "\nimage_pull_progress_timeout = \"1s\"\n"})
+	imagepinWants(l.Rig, 0, []string{"apply", l.first})
+	never := make(chan struct{})
+	defer close(never)
+	before := l.MustState()
+	for name, c := range map[string]struct {
+		fault registry.Fault
+		when  []func(registry.Request) bool
+		args  []string
+	}{
+		"manifest":            {registry.Fault{Hang: never}, []func(registry.Request) bool{registry.Is("GET", registry.Manifest)}, nil},
+		"blob":                {registry.Fault{Hang: never}, []func(registry.Request) bool{registry.Is("GET", registry.Blob)}, nil},
+		"blob, in the middle": {registry.Fault{Hang: never, After: 60}, []func(registry.Request) bool{registry.Is("GET", registry.Blob)}, nil},
+		"detached":            {registry.Fault{Hang: never}, []func(registry.Request) bool{registry.Is("GET", registry.Blob)}, []string{"--detach"}},
+	} {
+		l.Reg.SetFault(registry.FaultIf(c.fault, c.when...))
+		args := append([]string{"apply", l.second}, c.args...)
+		if c.args == nil {
+			imagepinWants(l.Rig, 1, args, "PullStalled: ", "image_pull_progress_timeout")
+		} else {
+			imagepinWants(l.Rig, 0, args, "Started")
+			l.Eventually("the detached apply has ended", func() bool {
+				st, err := l.Control().LockStatus(l.Ctx, &api.LockStatusRequest{})
+				return err == nil && st.GetApplying() == nil
+			})
+		}
+		imagepinWants(l.Rig, 10, []string{"lock", "status"}, "Failed:", "PullStalled", l.old[7:19])
+		if got := l.Pins(l.ref)["lock"].GetRoot().GetDigest(); got != l.old {
+			t.Errorf("%s: the lock has %s, want %s", name, got, l.old)
+		}
+		testkit.NoLeaks(t, l.Node, before)
+	}
+	l.Reg.SetFault(nil)
+	imagepinWants(l.Rig, 0, []string{"apply", l.second}, "Applied lock", l.moved[7:19])
+	imagepinWants(l.Rig, 0, []string{"lock", "status"}, "1 locked, 1 ready")
+}
+
 func mustApply(r *testkit.Rig, path string) (string, error) {
 	out, code := r.Operator("apply", path)
 	if code != 0 {
