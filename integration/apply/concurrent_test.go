@@ -126,6 +126,7 @@ func TestStalledApply(t *testing.T) {
 	imagepinWants(l.Rig, 0, []string{"apply", l.first})
 	never := make(chan struct{})
 	defer close(never)
+	l.Collect()
 	before := l.MustState()
 	for name, c := range map[string]struct {
 		fault registry.Fault
