@@ -143,7 +143,9 @@ func TestStalledApply(t *testing.T) {
 		if c.args == nil {
 			imagepinWants(l.Rig, 1, args, "PullStalled: ", "image_pull_progress_timeout")
 		} else {
+			later := l.Reg.Later()
 			imagepinWants(l.Rig, 0, args, "Started")
+			testkit.AwaitRequest(t, l.Reg, append(c.when, later)...) // it has begun
 			l.Eventually("the detached apply has ended", func() bool {
 				st, err := l.Control().LockStatus(l.Ctx, &api.LockStatusRequest{})
 				return err == nil && st.GetApplying() == nil

@@ -305,6 +305,7 @@ func TestLongNamesOfImages(t *testing.T) {
 	id := r.MustPull(tag, "")
 	pod := r.MustPod("")
 	r.Reg.Reset()
+	r.Collect()
 	before := r.MustState()
 	for what, name := range longNames(r.Reg.Host()) {
 		image := &cri.ImageSpec{Image: name}
