@@ -128,24 +128,25 @@ func TestStalledApply(t *testing.T) {
 	defer close(never)
 	l.Collect()
 	before := l.MustState()
+	manifest, blob := registry.Is("GET", registry.Manifest), registry.Is("GET", registry.Blob)
 	for name, c := range map[string]struct {
-		fault registry.Fault
-		when  []func(registry.Request) bool
+		when  func(registry.Request) bool
+		after int64 // bytes that are sent
 		args  []string
 	}{
-		"manifest":            {registry.Fault{Hang: never}, []func(registry.Request) bool{registry.Is("GET", registry.Manifest)}, nil},
-		"blob":                {registry.Fault{Hang: never}, []func(registry.Request) bool{registry.Is("GET", registry.Blob)}, nil},
-		"blob, in the middle": {registry.Fault{Hang: never, After: 60}, []func(registry.Request) bool{registry.Is("GET", registry.Blob)}, nil},
-		"detached":            {registry.Fault{Hang: never}, []func(registry.Request) bool{registry.Is("GET", registry.Blob)}, []string{"--detach"}},
+		"manifest":            {manifest, 0, nil},
+		"blob":                {blob, 0, nil},
+		"blob, in the middle": {blob, 60, nil},
+		"detached":            {blob, 0, []string{"--detach"}},
 	} {
-		l.Reg.SetFault(registry.FaultIf(c.fault, c.when...))
+		l.Reg.SetFault(registry.FaultIf(registry.Fault{Hang: never, After: c.after}, c.when))
 		args := append([]string{"apply", l.second}, c.args...)
 		if c.args == nil {
 			imagepinWants(l.Rig, 1, args, "PullStalled: ", "image_pull_progress_timeout")
 		} else {
 			later := l.Reg.Later()
 			imagepinWants(l.Rig, 0, args, "Started")
-			testkit.AwaitRequest(t, l.Reg, append(c.when, later)...) // it has begun
+			testkit.AwaitRequest(t, l.Reg, c.when, later) // it has begun
 			l.Eventually("the detached apply has ended", func() bool {
 				st, err := l.Control().LockStatus(l.Ctx, &api.LockStatusRequest{})
 				return err == nil && st.GetApplying() == nil

@@ -195,8 +195,8 @@ func TestRegistryThatNeverAnswers(t *testing.T) {
 		t.Errorf("the lock has %s, want %s", p.GetRoot().GetDigest(), old)
 	}
 	r.Reg.SetFault(nil)
-	r.MustApply(next)
 	checkNextPull(t, r.Node, r.Reg.Ref("app:v1"), "")
+	r.MustApply(next)
 }
 
 // TestMalformedImages checks that pulls of malformed images fail, and that the next pull, of a valid image, succeeds.
