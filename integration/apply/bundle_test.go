@@ -5,6 +5,8 @@ import (
 	"path/filepath"
 	"testing"
 
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
 	"github.com/imagepin/imagepin/integration/images"
 	"github.com/imagepin/imagepin/integration/node"
 	"github.com/imagepin/imagepin/integration/testkit"
@@ -52,6 +54,81 @@ func TestBundleWithoutRegistry(t *testing.T) {
 			r.WantVersion(node.KubeletPod{Image: ref, Always: true}, "old")
 			imagepinWants(r, 0, []string{"check", "--deep"})
 		})
+	}
+}
+
+// TestPullEndsImport applies a bundle of private images for one target, or for all. Until a pull, anyone gets them by digest. One
+// answer of the registry, to a pull for one target, ends that for all targets, also after a restart and without the registry.
+func TestPullEndsImport(t *testing.T) {
+	t.Parallel()
+	r := testkit.NewRig(t, node.Options{NoPods: true, Handlers: testkit.OtherTargets})
+	nobody, guessed := (*cri.AuthConfig)(nil), &cri.AuthConfig{Username: "alice", Password: "guessed"}
+	handlers := []string{"", "native", "arm"}
+	pull := func(ref, handler string, auth *cri.AuthConfig) error {
+		_, err := r.PullWith(r.Ctx, ref, node.PullOptions{Auth: auth, Handler: handler})
+		return err
+	}
+	var refs []string
+	refused := func(want testkit.Failure) {
+		t.Helper()
+		for _, ref := range refs {
+			for _, handler := range handlers {
+				for _, auth := range []*cri.AuthConfig{nobody, guessed} {
+					want.Check(t, pull(ref, handler, auth), ref, testkit.TargetOf(handler))
+				}
+			}
+		}
+	}
+	allowed := func() {
+		t.Helper()
+		for _, ref := range refs {
+			for _, handler := range handlers {
+				if err := pull(ref, handler, testkit.AsAlice()); err != nil {
+					t.Errorf("with the credential, %s for handler %q: %v", ref, handler, err)
+				}
+			}
+		}
+	}
+	for repo, c := range map[string]struct {
+		imported []string // handlers of the apply; none means all
+		pulled   string   // the handler of the pull
+	}{
+		"one":   {[]string{""}, ""},
+		"other": {[]string{"native"}, "arm"},
+		"all":   {handlers, "native"},
+	} {
+		tag := r.Reg.Ref(repo + "/app:v1")
+		d := r.Version(repo+"/app:v1", repo)
+		digest := r.Reg.Ref(repo + "/app@" + d)
+		bundle := makeBundle(r, repo+".tar", writeLock(r, repo+".yaml", map[string]string{tag: d}))
+		args := []string{"apply", bundle}
+		for _, handler := range c.imported {
+			args = append(args, "--handler", testkit.HandlerName(handler))
+		}
+		r.Reg.SetAuth(testkit.OnlyAlice(false))
+		r.Reg.Reset()
+		imagepinWants(r, 0, args, "Applied lock")
+		for _, handler := range c.imported {
+			if err := pull(digest, handler, nobody); err != nil {
+				t.Errorf("%s for handler %q before the pull: %v", repo, handler, err)
+			}
+		}
+		r.WantNoRequests("an image of a bundle")
+		if err := pull(tag, c.pulled, testkit.AsAlice()); err != nil {
+			t.Fatalf("%s: %v", repo, err)
+		}
+		refs = []string{digest, tag}
+		refused(testkit.Unauthenticated)
+		allowed()
+		r.KillAndRestart(nil)
+		refused(testkit.Unauthenticated)
+		r.Reg.Down()
+		refused(testkit.ManifestUnavailable)
+		allowed()
+		if err := r.Reg.Up(); err != nil {
+			t.Fatal(err)
+		}
+		r.Reg.SetAuth(nil)
 	}
 }
 

@@ -117,6 +117,52 @@ func TestCancelApply(t *testing.T) {
 	imagepinWants(l.Rig, 0, []string{"lock", "status"}, "none")
 }
 
+// TestStalledApply applies locks whose registry sends nothing: no manifest, no configuration, and no layer after its beginning, also
+// detached. Each apply ends after image_pull_progress_timeout and leaves nothing, the node keeps its lock, and when the registry
+// answers again the next apply succeeds.
+func TestStalledApply(t *testing.T) {
+	t.Parallel()
+	l := newLocks(t, node.Options{NoPods: true, Extra: `[plugins."io.containerd.cri.v1.images"]` + "\nimage_pull_progress_timeout = \"1s\"\n"})
+	imagepinWants(l.Rig, 0, []string{"apply", l.first})
+	never := make(chan struct{})
+	defer close(never)
+	l.Collect()
+	before := l.MustState()
+	manifest, blob := registry.Is("GET", registry.Manifest), registry.Is("GET", registry.Blob)
+	for name, c := range map[string]struct {
+		when  func(registry.Request) bool
+		after int64 // bytes that are sent
+		args  []string
+	}{
+		"manifest":            {manifest, 0, nil},
+		"blob":                {blob, 0, nil},
+		"blob, in the middle": {blob, 60, nil},
+		"detached":            {blob, 0, []string{"--detach"}},
+	} {
+		l.Reg.SetFault(registry.FaultIf(registry.Fault{Hang: never, After: c.after}, c.when))
+		args := append([]string{"apply", l.second}, c.args...)
+		if c.args == nil {
+			imagepinWants(l.Rig, 1, args, "PullStalled: ", "image_pull_progress_timeout")
+		} else {
+			later := l.Reg.Later()
+			imagepinWants(l.Rig, 0, args, "Started")
+			testkit.AwaitRequest(t, l.Reg, c.when, later) // it has begun
+			l.Eventually("the detached apply has ended", func() bool {
+				st, err := l.Control().LockStatus(l.Ctx, &api.LockStatusRequest{})
+				return err == nil && st.GetApplying() == nil
+			})
+		}
+		imagepinWants(l.Rig, 10, []string{"lock", "status"}, "Failed:", "PullStalled", l.old[7:19])
+		if got := l.Pins(l.ref)["lock"].GetRoot().GetDigest(); got != l.old {
+			t.Errorf("%s: the lock has %s, want %s", name, got, l.old)
+		}
+		testkit.NoLeaks(t, l.Node, before)
+	}
+	l.Reg.SetFault(nil)
+	imagepinWants(l.Rig, 0, []string{"apply", l.second}, "Applied lock", l.moved[7:19])
+	imagepinWants(l.Rig, 0, []string{"lock", "status"}, "1 locked, 1 ready")
+}
+
 func mustApply(r *testkit.Rig, path string) (string, error) {
 	out, code := r.Operator("apply", path)
 	if code != 0 {

@@ -165,18 +165,38 @@ func TestRegistryFaults(t *testing.T) {
 	})
 }
 
-// TestRegistryThatNeverAnswers waits for manifest_pull_timeout. Its minimum is 30 seconds.
+// TestRegistryThatNeverAnswers waits for manifest_pull_timeout with a pull and an apply. Its minimum is 30 seconds. The node keeps its
+// lock, and the next pull and apply succeed.
 func TestRegistryThatNeverAnswers(t *testing.T) {
 	t.Parallel()
-	reg := testkit.Registry(t)
-	n := testkit.Node(t, node.Options{Extra: `[plugins."io.containerd.imagepin.v1.images"]` + "\nmanifest_pull_timeout = \"30s\"\n"})
-	testkit.Push(t, reg, "app:v1", testkit.App(t, images.Options{}))
+	r := testkit.NewRig(t, node.Options{NoPods: true, Extra: `[plugins."io.containerd.imagepin.v1.images"]` + "\nmanifest_pull_timeout = \"30s\"\n"})
+	testkit.Push(t, r.Reg, "app:v1", testkit.App(t, images.Options{}))
+	locked := r.Reg.Ref("locked:v1")
+	old := r.Version("locked:v1", "old")
+	r.MustApply(r.WriteLock("old.yaml", map[string]string{locked: old}))
+	next := r.WriteLock("next.yaml", map[string]string{locked: r.Version("locked:v1", "next")})
 	never := make(chan struct{})
 	defer close(never)
-	reg.SetFault(registry.FaultIf(registry.Fault{Hang: never}))
-	checkFailedPull(t, n, reg.Ref("app:v1"), "", testkit.Failure{Name: "ManifestPullTimeout", Code: codes.DeadlineExceeded, Prefix: "RegistryUnavailable"})
-	reg.SetFault(nil)
-	checkNextPull(t, n, reg.Ref("app:v1"), "")
+	r.Reg.SetFault(registry.FaultIf(registry.Fault{Hang: never}))
+	r.Collect()
+	before := r.MustState()
+	apply := testkit.Async(func() (string, error) {
+		out, code := r.Operator("apply", next)
+		return out, fmt.Errorf("exit code %d", code)
+	})
+	_, err := r.Pull(r.Ctx, r.Reg.Ref("app:v1"), "")
+	timeout := testkit.Failure{Name: "ManifestPullTimeout", Code: codes.DeadlineExceeded, Prefix: "RegistryUnavailable"}
+	timeout.Check(t, err, r.Reg.Ref("app:v1"), testkit.TargetOf(""))
+	if out, err := apply(); err.Error() != "exit code 1" || !strings.Contains(out, timeout.Name) || !strings.Contains(out, r.Reg.Ref("locked@")) {
+		t.Errorf("the apply: %v: %s", err, out)
+	}
+	testkit.NoLeaks(t, r.Node, before)
+	if p := r.Pins(locked)["lock"]; p.GetRoot().GetDigest() != old {
+		t.Errorf("the lock has %s, want %s", p.GetRoot().GetDigest(), old)
+	}
+	r.Reg.SetFault(nil)
+	checkNextPull(t, r.Node, r.Reg.Ref("app:v1"), "")
+	r.MustApply(next)
 }
 
 // TestMalformedImages checks that pulls of malformed images fail, and that the next pull, of a valid image, succeeds.

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/klauspost/compress/zstd"
+	"google.golang.org/grpc/codes"
 
 	"github.com/imagepin/imagepin/integration/images"
 	"github.com/imagepin/imagepin/integration/node"
@@ -73,18 +74,42 @@ func TestOtherMediaTypes(t *testing.T) {
 	reg := testkit.Registry(t)
 	n := testkit.Node(t, node.Options{NoPods: true, Handlers: []node.Handler{{Name: "native", Snapshotter: "native"}}})
 	layer := goodLayer(t).packed
+	image := func(b brokenImage) func(repo string) {
+		return func(repo string) { b.push(t, reg, repo) }
+	}
+	manifest := func(mediaType string, body []byte) func(repo string) {
+		return func(repo string) { reg.PushRaw(repo+":v1", images.Raw{MediaType: mediaType, Body: body}) }
+	}
+	const schema1 = `{"schemaVersion":1,"name":"library/app","tag":"v1","fsLayers":[],"history":[]}`
+	notSupported := testkit.Failure{Name: "CannotPullImageManifest", Code: codes.Unimplemented}
+	tooLarge := testkit.Failure{Name: "CannotPullImageManifest", Code: codes.FailedPrecondition}
 	for name, c := range map[string]struct {
-		image brokenImage
-		words string
+		push  func(repo string)
+		want  testkit.Failure
+		words []string // each is in the error once
 	}{
-		"config":        {brokenImage{layer: layer, configType: "application/octet-stream"}, `has the media type "application/octet-stream"`},
-		"layer":         {brokenImage{layer: layer, mediaType: "application/octet-stream"}, `has the media type "application/octet-stream"`},
-		"layer-untyped": {brokenImage{layer: layer, mediaType: noType}, `has the media type ""`},
+		"config":        {image(brokenImage{layer: layer, configType: "application/octet-stream"}), testkit.Corrupt, []string{`has the media type "application/octet-stream"`}},
+		"layer":         {image(brokenImage{layer: layer, mediaType: "application/octet-stream"}), testkit.Corrupt, []string{`has the media type "application/octet-stream"`}},
+		"layer-untyped": {image(brokenImage{layer: layer, mediaType: noType}), testkit.Corrupt, []string{`has the media type ""`}},
+		"schema1-signed": {manifest("application/vnd.docker.distribution.manifest.v1+prettyjws", []byte(schema1)), notSupported,
+			[]string{"Docker's schema 1", `"application/vnd.docker.distribution.manifest.v1+prettyjws" is `, " supported since containerd "}},
+		"schema1": {manifest("application/vnd.docker.distribution.manifest.v1+json", []byte(schema1)), notSupported,
+			[]string{"Docker's schema 1", `"application/vnd.docker.distribution.manifest.v1+json" is `, " supported since containerd "}},
+		"too-large": {manifest("application/vnd.oci.image.manifest.v1+json", bytes.Repeat([]byte(" "), 5<<20)), tooLarge,
+			[]string{"larger than 4393216 bytes", "rejecting 5242880 byte manifest", "The registry has the tag"}},
 	} {
 		for _, handler := range []string{"", "native"} {
-			c.image.push(t, reg, name)
-			err := checkFailedPull(t, n, reg.Ref(name+":v1"), handler, testkit.Corrupt)
-			if err != nil && (strings.Count(err.Error(), c.words) != 1 || strings.Contains(err.Error(), "--repair")) {
+			c.push(name)
+			err := checkFailedPull(t, n, reg.Ref(name+":v1"), handler, c.want)
+			if err == nil {
+				continue
+			}
+			for _, words := range c.words {
+				if strings.Count(err.Error(), words) != 1 {
+					t.Errorf("%s for handler %q: want %q once: %v", name, handler, words, err)
+				}
+			}
+			if strings.Contains(err.Error(), "--repair") || strings.Contains(err.Error(), "login page") {
 				t.Errorf("%s for handler %q: %v", name, handler, err)
 			}
 		}

@@ -1,7 +1,11 @@
 package pull
 
 import (
+	"bytes"
+	"encoding/json"
 	"maps"
+	"os/exec"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -207,5 +211,63 @@ func TestKubeletRunsTwoPlatforms(t *testing.T) {
 				}
 			})
 		}
+	}
+}
+
+// TestManifestOfAnotherPlatform pulls the manifest of another platform by its digest, with the command and the CRI. As on stock
+// containerd, the pull succeeds. The command prints one warning, which is not in its output for programs.
+func TestManifestOfAnotherPlatform(t *testing.T) {
+	t.Parallel()
+	r := testkit.NewRig(t, node.Options{NoPods: true, Handlers: []node.Handler{{Name: "native", Snapshotter: "native"}, {Name: "foreign", Platform: testkit.Foreign}}})
+	foreign := testkit.App(t, images.Options{Platform: testkit.Foreign})
+	_, ref := r.PushImage("app:v1", foreign)
+	host := images.HostPlatform()
+	for _, c := range []struct {
+		handler, format, ref, other string
+	}{
+		{"", "table", ref, testkit.Foreign}, {"", "json", ref, testkit.Foreign}, {"native", "yaml", ref, testkit.Foreign}, {"foreign", "json", ref, ""},
+	} {
+		args := []string{"--address", r.Address(), "-o", c.format, "pull", c.ref}
+		if c.handler != "" {
+			args = append(args, "--handler", c.handler)
+		}
+		var stdout, stderr bytes.Buffer
+		cmd := exec.CommandContext(r.Ctx, filepath.Join(r.Options().BinDir, "imagepin"), args...)
+		cmd.Stdout, cmd.Stderr = &stdout, &stderr
+		if err := cmd.Run(); err != nil {
+			t.Fatalf("%v: %s", err, stderr.String())
+		}
+		warning := ""
+		if c.other != "" {
+			warning = "imagepin: warning: " + c.ref + " is an image for " + c.other + ", not for " + host + ": it does not run here without emulation\n"
+		}
+		// With an output for programs, the progress is on standard error, too.
+		progress, found := strings.CutSuffix(stderr.String(), warning)
+		if !found || strings.Contains(progress, "warning") || c.format == "table" && progress != "" {
+			t.Errorf("-o %s for handler %q: standard error is %q, want the warning %q at its end", c.format, c.handler, stderr.String(), warning)
+		}
+		if strings.Contains(stdout.String(), "warning") {
+			t.Errorf("-o %s: the warning is in the output:\n%s", c.format, stdout.String())
+		}
+		if c.format != "json" {
+			continue
+		}
+		var got struct {
+			Key           struct{ Ref string }
+			OtherPlatform string
+		}
+		if err := json.Unmarshal(stdout.Bytes(), &got); err != nil || got.Key.Ref != c.ref || got.OtherPlatform != c.other {
+			t.Errorf("handler %q: got %+v, %v, want other platform %q:\n%s", c.handler, got, err, c.other, stdout.String())
+		}
+	}
+	id, err := foreign.ConfigName()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := r.MustPull(ref, ""); got != id.String() {
+		t.Errorf("PullImage returned %q, want %s", got, id)
+	}
+	if n := strings.Count(r.Logs(), "the image is for another platform"); n == 0 {
+		t.Error("the log has no warning")
 	}
 }

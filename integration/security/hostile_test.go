@@ -13,9 +13,11 @@ import (
 	"unicode/utf8"
 
 	"github.com/opencontainers/go-digest"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	api "github.com/imagepin/imagepin/api/imagepin/v1"
 	"github.com/imagepin/imagepin/integration/images"
 	"github.com/imagepin/imagepin/integration/node"
 	"github.com/imagepin/imagepin/integration/registry"
@@ -278,4 +280,109 @@ func TestHugeLabels(t *testing.T) {
 		}
 	}
 	r.MustPull(tag, "") // without the huge labels
+}
+
+// longNames returns references that are longer than any valid one, by what is long.
+func longNames(host string) map[string]string {
+	const size = 1 << 20
+	return map[string]string{
+		"path":    host + "/" + strings.Repeat("a/", size/2) + "app:v1",
+		"tag":     host + "/app:" + strings.Repeat("v", size),
+		"digest":  host + "/app@sha256:" + strings.Repeat("0", size),
+		"host":    strings.Repeat("a.", size/2) + "example/app:v1",
+		"ID":      strings.Repeat("0", size),
+		"invalid": strings.Repeat("→", size/3),
+	}
+}
+
+// TestLongNamesOfImages calls the CRI and the control service with names of images that have a megabyte. Parsing one would take
+// seconds. Calls that need the image fail with InvalidReference, the others answer as for an image that is absent, and nothing is
+// written or requested.
+func TestLongNamesOfImages(t *testing.T) {
+	t.Parallel()
+	r := testkit.NewRig(t, node.Options{})
+	tag, digest := r.Push("app:v1", images.Options{}, images.HostPlatform())
+	id := r.MustPull(tag, "")
+	pod := r.MustPod("")
+	r.Reg.Reset()
+	r.Collect()
+	before := r.MustState()
+	for what, name := range longNames(r.Reg.Host()) {
+		image := &cri.ImageSpec{Image: name}
+		create := func(c *cri.ContainerConfig) func() error {
+			return func() error {
+				c.Metadata = &cri.ContainerMetadata{Name: "long"}
+				_, err := r.Runtime().CreateContainer(r.Ctx, &cri.CreateContainerRequest{PodSandboxId: pod.ID, Config: c, SandboxConfig: pod.Config})
+				return err
+			}
+		}
+		for call, run := range map[string]func() error{
+			"PullImage": func() error {
+				_, err := r.PullWith(r.Ctx, name, node.PullOptions{Pod: pod, Auth: testkit.AsAlice()})
+				return err
+			},
+			"CreateContainer":                      create(&cri.ContainerConfig{Image: image}),
+			"CreateContainer with the pod's name":  create(&cri.ContainerConfig{Image: &cri.ImageSpec{Image: id, UserSpecifiedImage: name}}),
+			"CreateContainer with an image volume": create(&cri.ContainerConfig{Image: &cri.ImageSpec{Image: id, UserSpecifiedImage: tag}, Mounts: []*cri.Mount{{ContainerPath: "/v", Image: image}}}),
+			"Inspect": func() error {
+				_, err := r.Control().Inspect(r.Ctx, &api.InspectRequest{Ref: name})
+				return err
+			},
+			"Resolve": func() error {
+				_, err := r.Control().Resolve(r.Ctx, &api.ResolveRequest{Ref: name})
+				return err
+			},
+			"Pull": func() error {
+				stream, err := r.Control().Pull(r.Ctx, &api.PullRequest{Ref: name})
+				if err == nil {
+					_, err = stream.Recv()
+				}
+				return err
+			},
+			"SetPin": func() error {
+				_, err := r.Control().SetPin(r.Ctx, &api.SetPinRequest{Ref: name, Digest: testkit.DigestIn(digest)})
+				return err
+			},
+			"RemovePin": func() error {
+				_, err := r.Control().RemovePin(r.Ctx, &api.RemovePinRequest{Ref: name})
+				return err
+			},
+			"UndoPin": func() error {
+				_, err := r.Control().UndoPin(r.Ctx, &api.UndoPinRequest{Ref: name})
+				return err
+			},
+			"Refresh": func() error {
+				_, err := r.Control().Refresh(r.Ctx, &api.RefreshRequest{Ref: name})
+				return err
+			},
+			"RemoveImage of the control service": func() error {
+				_, err := r.Control().RemoveImage(r.Ctx, &api.RemoveImageRequest{Ref: name})
+				return err
+			},
+			"Diff": func() error {
+				_, err := r.Control().Diff(r.Ctx, &api.DiffRequest{Ref: name})
+				return err
+			},
+		} {
+			s := status.Convert(run())
+			if s.Code() != codes.InvalidArgument || !strings.Contains(s.Message(), "InvalidReference: ") || len(s.Message()) > 1<<10 {
+				t.Errorf("%s, a long %s: got %s, %.1500q, want InvalidReference in at most 1 KiB", call, what, s.Code(), s.Message())
+			}
+		}
+		for _, handler := range []string{"", node.DefaultHandler} {
+			if img, err := r.ImageStatus(r.Ctx, name, handler); err != nil || img != nil {
+				t.Errorf("ImageStatus for handler %q, a long %s: got %v, %.1000v, want no image", handler, what, img, err)
+			}
+			if err := r.RemoveImage(r.Ctx, name, handler); err != nil {
+				t.Errorf("RemoveImage for handler %q, a long %s: %.1000v", handler, what, err)
+			}
+		}
+		list, err := r.Images().ListImages(r.Ctx, &cri.ListImagesRequest{Filter: &cri.ImageFilter{Image: image}})
+		if err != nil || len(list.GetImages()) > 0 {
+			t.Errorf("ListImages, a long %s: got %.1000v, %.1000v", what, list, err)
+		}
+	}
+	r.WantNoRequests("long names")
+	r.WantState("after calls with long names", before)
+	r.WantLine(pod, node.ContainerOptions{Image: id, UserImage: tag}, testkit.Line(images.Options{}, images.HostPlatform()))
 }

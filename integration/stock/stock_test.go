@@ -174,7 +174,7 @@ func TestHandlerOnOtherSnapshotter(t *testing.T) {
 }
 
 // TestRegistryFailures checks that faults of the test registry reach containerd, that a failed pull lists no image, and
-// that the next pull succeeds.
+// that the next pull succeeds. The error of a manifest that containerd does not accept has containerd's reason.
 //
 // If stock receives wrong bytes, it keeps them as an ingest and resumes that. Every pull of the image then fails until
 // the next garbage collection. The cases marked poisoned run it in between.
@@ -222,6 +222,21 @@ func TestRegistryFailures(t *testing.T) {
 					t.Errorf("the next pull failed: %v", err)
 				}
 			})
+		}
+		for name, c := range map[string]struct {
+			raw    images.Raw
+			reason string
+		}{
+			"schema1": {
+				images.Raw{MediaType: "application/vnd.docker.distribution.manifest.v1+prettyjws", Body: []byte(`{"schemaVersion":1}`)},
+				"schema 1",
+			},
+			"too-large": {images.Raw{MediaType: "application/vnd.oci.image.index.v1+json", Body: make([]byte, 5<<20)}, "rejecting 5242880 byte manifest"},
+		} {
+			reg.PushRaw(name+":v1", c.raw)
+			if _, err := n.Pull(ctx, reg.Ref(name+":v1"), ""); err == nil || !strings.Contains(err.Error(), c.reason) {
+				t.Errorf("%s: got %v, want %q", name, err, c.reason)
+			}
 		}
 	})
 }

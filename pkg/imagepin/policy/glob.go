@@ -13,11 +13,17 @@ type Glob struct {
 	re *regexp.Regexp
 }
 
-// ParseGlob compiles a glob. It returns an error for a glob that cannot match any normalized reference. References
-// begin with their registry, as in docker.io/library/busybox:1.
+// maxGlob is the maximum length of a glob in bytes, that of a reference. To compile a longer one takes seconds and much memory.
+const maxGlob = 1024
+
+// ParseGlob compiles a glob. It returns an error for a glob that cannot match any normalized reference, or is longer than one.
+// References begin with their registry, as in docker.io/library/busybox:1.
 func ParseGlob(pattern string) (*Glob, error) {
 	if pattern == "" {
 		return nil, errors.New("is empty")
+	}
+	if len(pattern) > maxGlob {
+		return nil, fmt.Errorf("has %d bytes, and a glob has at most %d", len(pattern), maxGlob)
 	}
 	first, rest, slash := strings.Cut(pattern, "/")
 	wild := strings.ContainsAny(first, "*?")

@@ -266,6 +266,9 @@ func adoptable(img images.Image) (reference.Named, error) {
 	if _, err := digest.Parse(img.Name); err == nil {
 		return nil, errors.New("its name is an image ID")
 	}
+	if len(img.Name) > imagepin.MaxReference {
+		return nil, fmt.Errorf("its name has %d bytes, a reference has at most %d", len(img.Name), imagepin.MaxReference)
+	}
 	ref, err := reference.ParseDockerRef(img.Name)
 	if err != nil {
 		return nil, fmt.Errorf("its name is not a reference: %w", err)

@@ -336,3 +336,11 @@ func TestIDRecordRemovedLater(t *testing.T) {
 		t.Errorf("got records %v, want none", left)
 	}
 }
+
+// TestLongNameIsNotAdopted checks that a record whose name is too long for a key is not adopted, and why.
+func TestLongNameIsNotAdopted(t *testing.T) {
+	name := strings.Repeat("a.", 16<<10) + "example/app:v1"
+	if _, err := adoptable(images.Image{Name: name}); err == nil || err.Error() != "its name has 32782 bytes, a reference has at most 1024" {
+		t.Errorf("got %.300v", err)
+	}
+}

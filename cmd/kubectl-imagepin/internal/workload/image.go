@@ -19,8 +19,14 @@ type Image struct {
 	Repository string
 }
 
+// maxReference is the maximum length of a reference in bytes, as on a node. To parse one takes seconds for each megabyte.
+const maxReference = 1024
+
 // ParseImage parses the reference of an image. The error names it.
 func ParseImage(s string) (Image, error) {
+	if len(s) > maxReference {
+		return Image{}, fmt.Errorf("invalid image %.300q: it has %d bytes, a reference has at most %d", s, len(s), maxReference)
+	}
 	named, err := reference.ParseNormalizedNamed(s)
 	if err != nil {
 		return Image{}, fmt.Errorf("invalid image %.300q: %w", s, err)

@@ -9,6 +9,7 @@ import (
 
 const hex = "0a4d33c8e917b1f0a4d33c8e917b1f0a4d33c8e917b1f0a4d33c8e917b1f0a4d"
 
+// TestParseImage also parses a text of 32 MB, which would take minutes if its length was not checked first.
 func TestParseImage(t *testing.T) {
 	const d = digest.Digest("sha256:" + hex)
 	for _, tc := range []struct {
@@ -32,7 +33,7 @@ func TestParseImage(t *testing.T) {
 			t.Errorf("%s: pinnable is %v", tc.image, ok)
 		}
 	}
-	for _, image := range []string{"", "Nginx", "nginx:", "nginx@sha256:0a4d", hex, strings.Repeat("a", 10000)} {
+	for _, image := range []string{"", "Nginx", "nginx:", "nginx@sha256:0a4d", hex, strings.Repeat("a", 10000), "a.example/" + strings.Repeat("a/", 16<<20) + "a"} {
 		if got, err := ParseImage(image); err == nil {
 			t.Errorf("%.80q: got %+v, want an error", image, got)
 		} else if len(err.Error()) > 500 {
