@@ -28,7 +28,7 @@ func TestRetainedBytesAreShared(t *testing.T) {
 	r := testkit.NewRig(t, node.Options{Extra: shared})
 	full := testkit.Failure{Name: "RetainLimitReached", Code: codes.ResourceExhausted}
 	seed := uint64(0)
-	// push pushes an image with a layer of a size, and returns its reference and its scope for a namespace.
+	// push pushes an image with a layer of a size, and returns its reference and the digest of that layer.
 	push := func(name string, size int64) (ref string, layer string) {
 		t.Helper()
 		seed++
