@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"iter"
 	"os"
 	"slices"
 
@@ -22,21 +23,21 @@ type Bundle struct {
 
 	id          digest.Digest
 	lock        *lock.Lock
-	lockYAML    []byte
-	description Description
+	description Description // without Omitted and Absent
 	closure     *closure
-	entries     []fileEntry
+	own         []fileEntry // the entries before those of images
 	metadata    metadata
 	size        int64 // of the archive
 }
 
 // fileEntry is an entry of the archive.
 type fileEntry struct {
-	file   string // the name of an entry that is not a blob
-	digest digest.Digest
-	size   int64
-	blob   *item // of an image; nil for others
-	layer  bool
+	file    string // the name of an entry that is not a blob
+	digest  digest.Digest
+	size    int64
+	blob    uint32 // in the closure, if it is of an image
+	ofImage bool
+	layer   bool
 }
 
 func (e fileEntry) name() string {
@@ -47,11 +48,13 @@ func (e fileEntry) name() string {
 }
 
 // Open opens a bundle. It reads and checks all but the layers: a success means that the metadata is as the lock in it requires,
-// but [Bundle.Verify] has to check the rest. The file must not change until Close. It fails with [imagepin.InvalidBundle]
-// (ErrInvalidArgument).
+// but [Bundle.Verify] has to check the rest. The file must not change until Close.
+//
+// Beside the lock, an open bundle keeps about 120 bytes for each blob, and up to 4 MiB of metadata; of a compressed bundle with more
+// metadata also three frames of 4 MiB. A bundle has at most 131,072 blobs, and 65,536 descriptors of manifests that are absent. Open
+// fails with [imagepin.InvalidBundle] (ErrInvalidArgument), also at a limit.
 func Open(path string) (*Bundle, error) {
 	b := &Bundle{path: path}
-	b.closure = newClosure(b.present)
 	if err := b.open(); err != nil {
 		if b.file != nil {
 			_ = b.file.Close() // it was only read
@@ -86,7 +89,7 @@ func ID(path string) (digest.Digest, error) {
 		return "", invalid(path, err)
 	}
 	defer a.close()
-	_, _, own, err := b.readIndex(a)
+	_, own, err := b.readIndex(a)
 	return own.Digest, invalid(path, err)
 }
 
@@ -124,11 +127,15 @@ func (b *Bundle) Close() error {
 // Lock returns the lock in the bundle.
 func (b *Bundle) Lock() *lock.Lock { return b.lock }
 
-// LockBytes returns the lock in YAML. Its digest is that of [lock.Lock.Digest].
-func (b *Bundle) LockBytes() []byte { return b.lockYAML }
-
 // Description returns the description of the bundle.
-func (b *Bundle) Description() Description { return b.description }
+func (b *Bundle) Description() Description {
+	d := b.description
+	d.Omitted = b.closure.omitted()
+	if absent := b.closure.absentDigests(); len(absent) > 0 {
+		d.Absent = absent
+	}
+	return d
+}
 
 // Platforms returns the platforms that the bundle was written for, as in platforms.FormatAll. It is nil for all platforms.
 func (b *Bundle) Platforms() []string { return b.description.Platforms }
@@ -137,42 +144,57 @@ func (b *Bundle) Platforms() []string { return b.description.Platforms }
 func (b *Bundle) Since() digest.Digest { return b.description.Since }
 
 // Omitted returns the layers that the bundle omits, sorted.
-func (b *Bundle) Omitted() []digest.Digest { return b.description.Omitted }
+func (b *Bundle) Omitted() []digest.Digest { return b.closure.omitted() }
 
 // Absent returns the manifests of other platforms that the bundle does not have, ordered by the digest of the manifest.
-func (b *Bundle) Absent() []Absent {
-	return absentOf(b.closure)
-}
+func (b *Bundle) Absent() []Absent { return b.closure.allAbsent() }
 
 // Root returns the descriptor of the index or manifest of an image, as published.
 func (b *Bundle) Root(d digest.Digest) (ocispec.Descriptor, bool) {
-	for _, r := range b.closure.roots {
-		if r.desc.Digest == d {
-			return manifestDescriptor(r.desc), true
-		}
+	n, of, ok := b.closure.find(d)
+	if !ok || of.flags&isRoot == 0 {
+		return ocispec.Descriptor{}, false
 	}
-	return ocispec.Descriptor{}, false
+	return b.closure.desc(n), true
 }
 
 // Has reports whether the bundle has a blob, for example a layer.
-func (b *Bundle) Has(d digest.Digest) bool {
-	_, ok := b.closure.known[d]
-	return ok
-}
+func (b *Bundle) Has(d digest.Digest) bool { return b.closure.has(d, isNeeded) }
 
 // Layers returns the layers in the bundle in the order of the archive.
 func (b *Bundle) Layers() []ocispec.Descriptor {
 	var all []ocispec.Descriptor
-	for _, e := range b.entries {
+	for e := range b.entries() {
 		if e.layer {
-			all = append(all, b.closure.isLayer[e.digest].desc)
+			all = append(all, b.closure.layerDesc(e.blob))
 		}
 	}
 	return all
 }
 
+// entries returns the entries of the archive in their order.
+func (b *Bundle) entries() iter.Seq[fileEntry] {
+	return func(yield func(fileEntry) bool) {
+		for _, e := range b.own {
+			if !yield(e) {
+				return
+			}
+		}
+		c := b.closure
+		for _, group := range [][]uint32{c.indexes, c.manifests, c.configs, c.layers} {
+			for _, n := range group {
+				of := c.at(n)
+				e := fileEntry{digest: c.blobs.Digest(int(n)), size: of.size, blob: n, ofImage: true, layer: of.flags&isLayer != 0}
+				if !yield(e) {
+					return
+				}
+			}
+		}
+	}
+}
+
 // Blobs returns the number of blobs of images in the bundle, and the sum of their sizes in bytes.
-func (b *Bundle) Blobs() (n int, size int64) { return len(b.closure.known), b.closure.size }
+func (b *Bundle) Blobs() (n int, size int64) { return b.closure.number, b.closure.size }
 
 // Size returns the size of the archive in bytes, before compression.
 func (b *Bundle) Size() int64 { return b.size }
@@ -213,7 +235,7 @@ func (b *Bundle) ReadLayers(ctx context.Context, want func(ocispec.Descriptor) b
 		if !e.layer {
 			return ocispec.Descriptor{}, false
 		}
-		d := b.closure.isLayer[e.digest].desc
+		d := b.closure.layerDesc(e.blob)
 		return d, want(d)
 	}, each)
 }
@@ -221,10 +243,11 @@ func (b *Bundle) ReadLayers(ctx context.Context, want func(ocispec.Descriptor) b
 // ReadBlobs is ReadLayers for all blobs of images: indexes, manifests, configurations and layers.
 func (b *Bundle) ReadBlobs(ctx context.Context, want func(ocispec.Descriptor) bool, each func(ocispec.Descriptor, io.Reader) error) error {
 	return b.read(ctx, func(e fileEntry) (ocispec.Descriptor, bool) {
-		if e.blob == nil {
+		if !e.ofImage {
 			return ocispec.Descriptor{}, false
 		}
-		return e.blob.desc, want(e.blob.desc)
+		d := b.closure.desc(e.blob)
+		return d, want(d)
 	}, each)
 }
 
@@ -263,7 +286,7 @@ func (b *Bundle) scanEntries(ctx context.Context, visit func(fileEntry, io.Reade
 		return err
 	}
 	defer a.close()
-	for _, e := range b.entries {
+	for e := range b.entries() {
 		if err := ctx.Err(); err != nil {
 			return context.Cause(ctx)
 		}
