@@ -107,11 +107,11 @@ func readDropped(locksDir, bundlesDir string) (d dropped, err error) {
 	}
 	id := digest.Canonical.Digester()
 	for _, path := range d.locks {
-		text, err := readBounded(path)
+		of, err := lockFileDigest(path)
 		if err != nil {
 			return d, err
 		}
-		fmt.Fprintf(id.Hash(), "lock %q %s\n", filepath.Base(path), digest.FromBytes(text))
+		fmt.Fprintf(id.Hash(), "lock %q %s\n", filepath.Base(path), of)
 	}
 	for _, path := range d.bundles {
 		of, err := bundle.ID(path)
@@ -125,13 +125,13 @@ func readDropped(locksDir, bundlesDir string) (d dropped, err error) {
 	return d, nil
 }
 
-func readBounded(path string) ([]byte, error) {
+func lockFileDigest(path string) (digest.Digest, error) {
 	f, err := bundle.OpenRegular(path)
 	if err != nil {
-		return nil, err
+		return "", err
 	}
 	defer f.Close()
-	return io.ReadAll(io.LimitReader(f, lock.MaxSize+1))
+	return digest.FromReader(io.LimitReader(f, lock.MaxSize+1))
 }
 
 // listDir returns the files of a directory whose names have one of some ends, sorted. Files whose names begin with a dot are
@@ -189,7 +189,9 @@ func (d dropped) lock(opened []*bundle.Bundle) (*lock.Lock, string, error) {
 		if err != nil {
 			return nil, "", err
 		}
-		images = append(images, l.Images...)
+		if images = append(images, l.Images...); len(images) > lock.MaxImages {
+			break // New fails
+		}
 	}
 	l, err := lock.New(images)
 	if err != nil {

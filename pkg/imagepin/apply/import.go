@@ -9,7 +9,6 @@ import (
 	"github.com/containerd/containerd/v2/core/content"
 	"github.com/containerd/errdefs"
 	"github.com/docker/go-units"
-	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/imagepin/imagepin/pkg/imagepin"
@@ -23,14 +22,14 @@ const ingestPrefix = "imagepin-apply-"
 // store has already.
 func (a *Applier) importBundle(ctx context.Context, b Bundle, p *plan, report func(Progress)) error {
 	var done, total int64
-	for _, d := range p.layers {
-		if b.Has(d.Digest) {
-			total += d.Size
+	for n := range p.layers.Len() {
+		if b.Has(p.layers.Digest(n)) {
+			total += *p.layers.At(n)
 		}
 	}
 	report(Progress{Phase: Importing, Total: total})
-	for _, all := range []map[digest.Digest]ocispec.Descriptor{p.metadata, p.layers} {
-		for d := range all {
+	for _, all := range []*sizes{&p.metadata, &p.layers} {
+		for d := range all.All() {
 			if b.Has(d) {
 				continue
 			}
@@ -40,12 +39,10 @@ func (a *Applier) importBundle(ctx context.Context, b Bundle, p *plan, report fu
 		}
 	}
 	want := func(d ocispec.Descriptor) bool {
-		_, isMetadata := p.metadata[d.Digest]
-		_, isLayer := p.layers[d.Digest]
-		return isMetadata || isLayer
+		return p.metadata.Has(d.Digest) || p.layers.Has(d.Digest)
 	}
 	return b.ReadBlobs(ctx, want, func(d ocispec.Descriptor, r io.Reader) error {
-		if _, isLayer := p.layers[d.Digest]; !isLayer {
+		if !p.layers.Has(d.Digest) {
 			return a.write(ctx, d, r)
 		}
 		return a.write(ctx, d, &counting{Reader: r, read: func(n int64) {
@@ -99,12 +96,13 @@ func (a *Applier) checkSpace(ctx context.Context, p *plan) error {
 		return nil // the import fails if there is no space
 	}
 	var needed int64
-	for _, d := range p.layers {
-		switch _, err := a.config.Content.Info(ctx, d.Digest); {
+	for n := range p.layers.Len() {
+		d := p.layers.Digest(n)
+		switch _, err := a.config.Content.Info(ctx, d); {
 		case errdefs.IsNotFound(err):
-			needed += d.Size
+			needed += *p.layers.At(n)
 		case err != nil:
-			return fmt.Errorf("layer %s: %w", d.Digest, err)
+			return fmt.Errorf("layer %s: %w", d, err)
 		}
 	}
 	if needed <= free {

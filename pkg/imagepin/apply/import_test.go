@@ -1,9 +1,9 @@
 package apply
 
 import (
+	"errors"
 	"testing"
 
-	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/imagepin/imagepin/internal/ctdtest"
@@ -24,8 +24,10 @@ func TestSpaceForTheDifference(t *testing.T) {
 		here, absent int64
 		full         bool
 	}{{large, 1, false}, {1, large, true}} {
-		here.Size, absent.Size = c.here, c.absent
-		p := &plan{layers: map[digest.Digest]ocispec.Descriptor{here.Digest: here, absent.Digest: absent}}
+		p := &plan{}
+		if err := errors.Join(p.layers.set(here.Digest, c.here), p.layers.set(absent.Digest, c.absent)); err != nil {
+			t.Fatal(err)
+		}
 		if err := e.checkSpace(e.ctx, p); hasReason(err, imagepin.NotEnoughSpace) != c.full || !c.full && err != nil {
 			t.Errorf("%d bytes are there, %d are not: got %v", c.here, c.absent, err)
 		}

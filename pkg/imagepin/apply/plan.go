@@ -18,6 +18,7 @@ import (
 
 	"github.com/imagepin/imagepin/pkg/imagepin"
 	"github.com/imagepin/imagepin/pkg/imagepin/applied"
+	"github.com/imagepin/imagepin/pkg/imagepin/internal/blobtable"
 	"github.com/imagepin/imagepin/pkg/imagepin/lock"
 	"github.com/imagepin/imagepin/pkg/imagepin/pull"
 	"github.com/imagepin/imagepin/pkg/runtimeplatform"
@@ -32,8 +33,19 @@ type plan struct {
 	// roots has the descriptors of the images that are known.
 	roots map[digest.Digest]ocispec.Descriptor
 	// metadata are the indexes, manifests and configurations to import, and layers the layers.
-	metadata map[digest.Digest]ocispec.Descriptor
-	layers   map[digest.Digest]ocispec.Descriptor
+	metadata, layers sizes
+}
+
+// sizes has the sizes of blobs. A bundle decides how many there are.
+type sizes struct{ blobtable.Table[int64] }
+
+// set sets the size of a blob.
+func (s *sizes) set(d digest.Digest, size int64) error {
+	n, _, err := s.Add(d)
+	if err == nil {
+		*s.At(n) = size
+	}
+	return err
 }
 
 // job is an image to make ready for one target.
@@ -104,10 +116,7 @@ func (a *Applier) retained() map[string]*applied.Applied {
 // plan returns what has to be done for a lock. It fails with NotInBundle (ErrNotFound), NoMatchingPlatform (ErrNotFound) and
 // UnknownRuntimeHandler (ErrInvalidArgument).
 func (a *Applier) plan(ctx context.Context, r Request) (*plan, error) {
-	p := &plan{
-		roots: make(map[digest.Digest]ocispec.Descriptor), metadata: make(map[digest.Digest]ocispec.Descriptor),
-		layers: make(map[digest.Digest]ocispec.Descriptor),
-	}
+	p := &plan{roots: make(map[digest.Digest]ocispec.Descriptor)}
 	runtimes, err := a.runtimesOf(r)
 	if err != nil {
 		return nil, err
@@ -295,32 +304,51 @@ func (a *Applier) planFromBundle(ctx context.Context, b Bundle, j *job, p *plan)
 		return err
 	}
 	j.offered = true
-	manifest := path[len(path)-1]
-	text, err := content.ReadBlob(ctx, bundled{a.config.Content, b}, manifest)
+	of := path[len(path)-1]
+	text, err := content.ReadBlob(ctx, bundled{a.config.Content, b}, of)
 	if err != nil {
 		return err
 	}
-	var m ocispec.Manifest // Docker manifests have the same structure
+	var m manifest
 	if err := json.Unmarshal(text, &m); err != nil {
-		return fmt.Errorf("manifest %s: %v: %w", manifest.Digest, err, errdefs.ErrInvalidArgument)
+		return fmt.Errorf("manifest %s: %v: %w", of.Digest, err, errdefs.ErrInvalidArgument)
 	}
-	for _, d := range append(path, m.Config) {
-		p.metadata[d.Digest] = bare(d)
+	for _, d := range path {
+		if err := p.metadata.set(d.Digest, d.Size); err != nil {
+			return err
+		}
+	}
+	if err := p.metadata.set(m.Config.Digest, m.Config.Size); err != nil {
+		return fmt.Errorf("manifest %s: configuration: %w", of.Digest, err)
 	}
 	return a.planLayers(ctx, b, j, m, p)
 }
 
+// manifest has what a plan needs of a manifest, also of a Docker manifest.
+type manifest struct {
+	Config blob   `json:"config"`
+	Layers []blob `json:"layers"`
+}
+
+type blob struct {
+	Digest digest.Digest `json:"digest"`
+	Size   int64         `json:"size"`
+}
+
 // planLayers adds the layers of a job to the plan. A layer that is neither in the bundle nor on the node is not needed if the
 // node discards layers and has the snapshot of the layers up to it.
-func (a *Applier) planLayers(ctx context.Context, b Bundle, j *job, m ocispec.Manifest, p *plan) error {
+func (a *Applier) planLayers(ctx context.Context, b Bundle, j *job, m manifest, p *plan) error {
 	unpacked := -1 // the number of the last layer whose snapshot is there, once it is known
 	for n, l := range m.Layers {
-		if b.Has(l.Digest) {
-			p.layers[l.Digest] = bare(l)
-			continue
+		has := b.Has(l.Digest)
+		if !has {
+			_, err := a.config.Content.Info(ctx, l.Digest)
+			has = err == nil // the lease holds it
 		}
-		if _, err := a.config.Content.Info(ctx, l.Digest); err == nil {
-			p.layers[l.Digest] = bare(l) // held by the lease
+		if has {
+			if err := p.layers.set(l.Digest, l.Size); err != nil {
+				return err
+			}
 			continue
 		}
 		if unpacked < 0 {
@@ -333,16 +361,15 @@ func (a *Applier) planLayers(ctx context.Context, b Bundle, j *job, m ocispec.Ma
 	return nil
 }
 
-// bare returns a descriptor without what an import does not need: a bundle decides how long that is.
-func bare(d ocispec.Descriptor) ocispec.Descriptor {
-	return ocispec.Descriptor{MediaType: d.MediaType, Digest: d.Digest, Size: d.Size}
-}
-
 // unpackedLayers returns how many layers of an image, from the lowest on, have a snapshot on a node that discards layers.
-func (a *Applier) unpackedLayers(ctx context.Context, b Bundle, j *job, m ocispec.Manifest) int {
+func (a *Applier) unpackedLayers(ctx context.Context, b Bundle, j *job, m manifest) int {
 	sn := a.config.Snapshotter(j.runtime.Target.Snapshotter)
-	text, err := content.ReadBlob(ctx, bundled{a.config.Content, b}, m.Config)
-	var image ocispec.Image
+	text, err := content.ReadBlob(ctx, bundled{a.config.Content, b}, ocispec.Descriptor{Digest: m.Config.Digest, Size: m.Config.Size})
+	var image struct {
+		RootFS struct {
+			DiffIDs []digest.Digest `json:"diff_ids"`
+		} `json:"rootfs"`
+	}
 	if err != nil || sn == nil || !a.config.Settings().DiscardLayers || json.Unmarshal(text, &image) != nil {
 		return 0
 	}

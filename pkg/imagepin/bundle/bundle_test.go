@@ -99,7 +99,7 @@ func TestWrittenBundleIsRead(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if got := digest.FromBytes(b.LockBytes()); got != want || result.Lock != want {
+			if got, err := b.Lock().Digest(); err != nil || got != want || result.Lock != want {
 				t.Errorf("lock %s, result %s, want %s", got, result.Lock, want)
 			}
 			if b.Platforms() != nil || b.Since() != "" || len(b.Absent()) > 0 {

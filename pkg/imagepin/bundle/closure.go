@@ -1,47 +1,82 @@
 package bundle
 
 import (
-	"encoding/json"
+	"cmp"
 	"fmt"
+	"iter"
+	"slices"
 
 	"github.com/containerd/containerd/v2/core/images"
 	"github.com/containerd/platforms"
 	"github.com/distribution/reference"
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+
+	"github.com/imagepin/imagepin/pkg/imagepin/internal/blobtable"
+	"github.com/imagepin/imagepin/pkg/imagepin/lock"
 )
 
-// item is a blob that images of a lock need.
-type item struct {
-	desc     ocispec.Descriptor // only media type, digest and size
-	repo     reference.Named    // of the first image that needs it
-	depth    int                // of an index, 1 for a root
-	children []*item            // of an index, without those that are absent
-	metadata bool
-	at       int64 // of metadata, in the archive that the reader reads
+// closure determines which blobs the images of a lock need, and their order in the archive. The caller reads the indexes,
+// which increase in number while it does, then the manifests. A blob is its number in blobs.
+type closure struct {
+	// present returns which manifests of an index are in the bundle.
+	present func(*document) (func(n int, d ocispec.Descriptor) bool, error)
+
+	firsts    []lock.Image // the first image of each digest
+	blobs     blobtable.Table[blob]
+	types     texts // media types
+	roots     []uint32
+	indexes   []uint32
+	manifests []uint32
+	configs   []uint32
+	layers    []uint32
+	children  [][]child // of each index, without those that are absent
+	ofLayers  []uint32  // all layers in their order, also those that are metadata of another image
+	absent    blobtable.Table[listed]
+	listings  []listing // where what is absent is listed
+	platforms texts     // of them
+	number    int       // of blobs that are needed
+	listed    int       // descriptors in indexes and manifests
+	size      int64     // of all blobs
+	metadata  int64     // of indexes, manifests and configurations
 }
 
-// closure determines which blobs the images of a lock need, and their order in the archive. The caller reads the indexes,
-// which increase in number while it does, then the manifests.
-type closure struct {
-	// present reports for each manifest in an index whether it is in the bundle.
-	present func(parent ocispec.Descriptor, children []ocispec.Descriptor) []bool
+// blob is what is known of a blob.
+type blob struct {
+	size      int64
+	first     uint32 // number of the first image that needs it
+	place     uint32 // of metadata, in the archive that the reader reads, and of an index among the indexes
+	mediaType uint16 // of a blob that is needed
+	layerType uint16 // of a layer
+	depth     uint8  // of an index, 1 for a root
+	flags     flags
+}
 
-	roots     []*item
-	indexes   []*item
-	manifests []*item
-	configs   []*item
-	layers    []*item
-	known     map[digest.Digest]*item
-	isLayer   map[digest.Digest]*item // also those that are metadata of another image
-	ofLayers  []*item                 // those of isLayer, in their order
-	byType    map[typed]*item         // what indexes list
-	texts     map[string]string       // of platforms, each once
-	absent    map[digest.Digest][]Absent
-	listed    int   // descriptors in indexes and manifests
-	absences  int   // in absent
-	size      int64 // of all blobs
-	metadata  int64 // of indexes, manifests and configurations
+// flags are facts about a blob.
+type flags uint8
+
+const (
+	isNeeded   flags = 1 << iota // it is in the archive
+	isMetadata                   // as an index, a manifest or a configuration
+	isLayer                      // a manifest or an index lists it as a layer
+	isOmitted                    // it is a layer that is not in the archive
+	isRoot
+	isWalked
+)
+
+// child is what an index lists.
+type child struct {
+	blob      uint32
+	mediaType uint16 // it can differ from that of the blob
+}
+
+// listed reports whether an index lists a manifest that is absent.
+type listed bool
+
+// listing is a manifest that an index lists, and that is absent.
+type listing struct {
+	index, manifest uint32 // in blobs and in absent
+	platform        uint16
 }
 
 // Absent is a manifest of another platform, which a bundle does not have.
@@ -52,161 +87,217 @@ type Absent struct {
 	Platform string
 }
 
-// typed identifies what an index lists.
-type typed struct {
-	digest    digest.Digest
-	mediaType string
+// texts keeps each text once.
+type texts struct {
+	all     []string
+	numbers map[string]uint16
+	size    int
 }
 
-func newClosure(present func(ocispec.Descriptor, []ocispec.Descriptor) []bool) *closure {
-	return &closure{
-		present: present, known: make(map[digest.Digest]*item), isLayer: make(map[digest.Digest]*item),
-		absent: make(map[digest.Digest][]Absent), byType: make(map[typed]*item), texts: make(map[string]string),
+// add returns the number of a text.
+func (t *texts) add(text string) (uint16, error) {
+	if n, ok := t.numbers[text]; ok {
+		return n, nil
 	}
+	if t.size += len(text); t.size > maxTexts || len(t.all) >= maxTextsNumber {
+		return 0, fmt.Errorf("more than %d media types or platforms, or more than %d bytes of them", maxTextsNumber, maxTexts)
+	}
+	if t.numbers == nil {
+		t.numbers = make(map[string]uint16)
+	}
+	n := uint16(len(t.all))
+	t.numbers[text] = n
+	t.all = append(t.all, text)
+	return n, nil
 }
 
-// add adds a blob to a group, if it is new. It returns the blob.
-func (c *closure) add(group *[]*item, d ocispec.Descriptor, repo reference.Named, metadata bool) (*item, error) {
-	return c.addItem(group, &item{desc: manifestDescriptor(d), repo: repo, metadata: metadata})
+func newClosure(l *lock.Lock) *closure { return &closure{firsts: distinct(l)} }
+
+func (c *closure) at(n uint32) *blob { return c.blobs.At(int(n)) }
+
+// find returns what is known of a blob.
+func (c *closure) find(d digest.Digest) (n uint32, b *blob, ok bool) {
+	at, ok := c.blobs.Find(d)
+	if !ok {
+		return 0, nil, false
+	}
+	return uint32(at), c.blobs.At(at), true
 }
 
-// addItem adds a blob to a group, if it is new. It returns the blob.
-func (c *closure) addItem(group *[]*item, added *item) (*item, error) {
-	d, metadata := added.desc, added.metadata
+// has reports whether a blob has a flag.
+func (c *closure) has(d digest.Digest, flag flags) bool {
+	_, b, ok := c.find(d)
+	return ok && b.flags&flag != 0
+}
+
+// repo returns the repository of the first image that needs a blob.
+func (c *closure) repo(n uint32) reference.Named { return c.firsts[c.at(n).first].Ref }
+
+// desc returns the descriptor of a blob that is needed.
+func (c *closure) desc(n uint32) ocispec.Descriptor { return c.typed(n, c.at(n).mediaType) }
+
+// layerDesc returns the descriptor of a layer.
+func (c *closure) layerDesc(n uint32) ocispec.Descriptor { return c.typed(n, c.at(n).layerType) }
+
+func (c *closure) typed(n uint32, mediaType uint16) ocispec.Descriptor {
+	return ocispec.Descriptor{MediaType: c.types.all[mediaType], Digest: c.blobs.Digest(int(n)), Size: c.at(n).size}
+}
+
+// note returns the number of a blob, and that of its media type. The blob need not be needed.
+func (c *closure) note(d ocispec.Descriptor, first uint32) (n uint32, mediaType uint16, err error) {
 	if err := checkDescriptor(d); err != nil {
-		return nil, err
+		return 0, 0, err
 	}
-	if i, ok := c.known[d.Digest]; ok {
-		if i.desc.Size != d.Size {
-			return nil, fmt.Errorf("%s has two sizes, %d and %d bytes", d.Digest, i.desc.Size, d.Size)
-		}
-		if metadata && images.IsIndexType(i.desc.MediaType) != images.IsIndexType(d.MediaType) {
-			return nil, fmt.Errorf("%s has two media types, %.80q and %.80q", d.Digest, i.desc.MediaType, d.MediaType)
-		}
-		return i, nil
+	if mediaType, err = c.types.add(d.MediaType); err != nil {
+		return 0, 0, err
 	}
-	if metadata {
-		if d.Size > maxMetadataBlob {
-			return nil, fmt.Errorf("%s (%.80q) has %d bytes, the limit is %d", d.Digest, d.MediaType, d.Size, maxMetadataBlob)
-		}
-		if c.metadata += d.Size; c.metadata > maxMetadata {
-			return nil, fmt.Errorf("indexes, manifests and configurations have more than %d bytes", maxMetadata)
-		}
+	at, added, err := c.blobs.Add(d.Digest)
+	if err != nil {
+		return 0, 0, err
 	}
-	if c.size += d.Size; c.size > maxSize {
-		return nil, fmt.Errorf("all blobs have more than %d bytes", int64(maxSize))
+	b := c.blobs.At(at)
+	switch {
+	case added && at >= maxBlobs:
+		return 0, 0, fmt.Errorf("more than %d blobs", maxBlobs)
+	case added:
+		b.size, b.first = d.Size, first
+	case b.size != d.Size:
+		return 0, 0, fmt.Errorf("%s has two sizes, %d and %d bytes", d.Digest, b.size, d.Size)
 	}
-	if len(c.known) >= maxBlobs {
-		return nil, fmt.Errorf("more than %d blobs", maxBlobs)
-	}
-	c.known[d.Digest] = added
-	*group = append(*group, added)
-	return added, nil
+	return uint32(at), mediaType, nil
 }
 
-// addRoot adds the index or manifest of an image.
-func (c *closure) addRoot(d ocispec.Descriptor, repo reference.Named) error {
-	group := &c.indexes
-	switch {
-	case images.IsIndexType(d.MediaType):
-	case images.IsManifestType(d.MediaType):
-		group = new([]*item) // collectManifests determines the order
-	default:
-		return fmt.Errorf("%s has the media type %.80q, want an index or a manifest", d.Digest, d.MediaType)
+// need adds a blob to a group, if it is not needed yet.
+func (c *closure) need(group *[]uint32, n uint32, mediaType uint16, metadata bool) error {
+	b, text := c.at(n), c.types.all[mediaType]
+	if b.flags&isNeeded != 0 {
+		if was := c.types.all[b.mediaType]; metadata && images.IsIndexType(was) != images.IsIndexType(text) {
+			return fmt.Errorf("%s has two media types, %.80q and %.80q", c.blobs.Digest(int(n)), was, text)
+		}
+		return nil
 	}
-	i, err := c.add(group, d, repo, true)
-	if err != nil {
-		return err
+	b.flags, b.mediaType = b.flags|isNeeded, mediaType
+	if metadata {
+		b.flags |= isMetadata
+		if b.size > maxMetadataBlob {
+			return fmt.Errorf("%s (%.80q) has %d bytes, the limit is %d", c.blobs.Digest(int(n)), text, b.size, maxMetadataBlob)
+		}
+		if c.metadata += b.size; c.metadata > maxMetadata {
+			return fmt.Errorf("indexes, manifests and configurations have more than %d bytes", maxMetadata)
+		}
 	}
-	i.depth = 1
-	c.roots = append(c.roots, i)
+	if c.size += b.size; c.size > maxSize {
+		return fmt.Errorf("all blobs have more than %d bytes", int64(maxSize))
+	}
+	c.number++
+	*group = append(*group, n)
 	return nil
 }
 
-// parse reads an index or a manifest. It must be what its descriptor says.
-func parse(d ocispec.Descriptor, data []byte) (*document, error) {
-	var doc document
-	if err := json.Unmarshal(data, &doc); err != nil {
-		return nil, fmt.Errorf("%s (%s): %w", d.Digest, d.MediaType, err)
+// needIndex is need for an index.
+func (c *closure) needIndex(n uint32, mediaType uint16, depth uint8) error {
+	before := len(c.indexes)
+	if err := c.need(&c.indexes, n, mediaType, true); err != nil {
+		return err
 	}
-	if doc.MediaType != "" && doc.MediaType != d.MediaType {
-		return nil, fmt.Errorf("%s has the media type %.80q, but its descriptor %.80q", d.Digest, doc.MediaType, d.MediaType)
+	b := c.at(n)
+	if len(c.indexes) > before {
+		b.place, b.depth = uint32(before), depth
+		c.children = append(c.children, nil)
 	}
-	isIndex := images.IsIndexType(d.MediaType)
-	if isIndex && (doc.Config.isSet || len(doc.Layers) > 0 || bool(doc.FSLayers)) || !isIndex && len(doc.Manifests) > 0 {
-		return nil, fmt.Errorf("%s is not what its descriptor says, %.80q", d.Digest, d.MediaType)
+	if b.depth > maxDepth {
+		return fmt.Errorf("index %s: indexes are nested more than %d deep", c.blobs.Digest(int(n)), maxDepth)
 	}
-	return &doc, nil
+	return nil
+}
+
+// addRoot adds the index or manifest of the image with a number in firsts.
+func (c *closure) addRoot(d ocispec.Descriptor, first int) error {
+	n, mediaType, err := c.note(d, uint32(first))
+	if err != nil {
+		return err
+	}
+	switch {
+	case images.IsIndexType(d.MediaType):
+		err = c.needIndex(n, mediaType, 1)
+	case images.IsManifestType(d.MediaType):
+		err = c.need(new([]uint32), n, mediaType, true) // collectManifests determines the order
+	default:
+		err = fmt.Errorf("%s has the media type %.80q, want an index or a manifest", d.Digest, d.MediaType)
+	}
+	if err != nil {
+		return err
+	}
+	c.at(n).flags |= isRoot
+	c.roots = append(c.roots, n)
+	return nil
+}
+
+// childrenOf returns what an index lists, without what is absent. It returns nothing for another blob.
+func (c *closure) childrenOf(n uint32) []child {
+	if b := c.at(n); b.depth > 0 {
+		return c.children[b.place]
+	}
+	return nil
 }
 
 // addIndex adds what an index of the closure lists.
-func (c *closure) addIndex(i *item, data []byte) error {
-	doc, err := parse(i.desc, data)
+func (c *closure) addIndex(n uint32, data []byte) error {
+	of := c.desc(n)
+	doc, err := parse(of, data)
 	if err != nil {
 		return err
 	}
-	if err := c.countListed(len(doc.Manifests)); err != nil {
+	if err := c.countListed(doc.manifests.number); err != nil {
 		return err
 	}
-	present := c.present(i.desc, doc.Manifests)
-	for n, d := range doc.Manifests {
-		if !present[n] {
-			if c.absences++; c.absences > maxAbsent {
-				return fmt.Errorf("more than %d manifests are absent", maxAbsent)
-			}
-			c.addAbsent(Absent{i.desc.Digest, d.Digest, formatPlatform(d.Platform)})
-			continue
-		}
-		listed, err := c.listedItem(d, i.repo)
-		if err != nil {
-			return fmt.Errorf("index %s: %w", i.desc.Digest, err)
-		}
-		i.children = append(i.children, listed)
-		if !images.IsIndexType(d.MediaType) {
-			continue
-		}
-		child, err := c.addItem(&c.indexes, listed)
-		if err != nil {
-			return fmt.Errorf("index %s: %w", i.desc.Digest, err)
-		}
-		if child.depth == 0 {
-			child.depth = i.depth + 1
-		}
-		if child.depth > maxDepth {
-			return fmt.Errorf("index %s: indexes are nested more than %d deep", d.Digest, maxDepth)
-		}
+	present, err := c.present(doc)
+	if err != nil {
+		return err
 	}
+	at := 0
+	return doc.manifests.each(func(d ocispec.Descriptor) error {
+		at++
+		if !present(at-1, d) {
+			return c.addAbsent(n, d)
+		}
+		if err := c.addChild(n, d); err != nil {
+			return fmt.Errorf("index %s: %w", of.Digest, err)
+		}
+		return nil
+	})
+}
+
+// addChild adds what an index lists.
+func (c *closure) addChild(index uint32, d ocispec.Descriptor) error {
+	parent := *c.at(index)
+	n, mediaType, err := c.note(d, parent.first)
+	if err != nil {
+		return err
+	}
+	c.children[parent.place] = append(c.children[parent.place], child{n, mediaType})
+	if !images.IsIndexType(d.MediaType) {
+		return nil
+	}
+	return c.needIndex(n, mediaType, parent.depth+1)
+}
+
+// addAbsent adds what an index lists, and is absent.
+func (c *closure) addAbsent(index uint32, d ocispec.Descriptor) error {
+	if len(c.listings) >= maxAbsent {
+		return fmt.Errorf("more than %d manifests are absent", maxAbsent)
+	}
+	platform, err := c.platforms.add(formatPlatform(d.Platform))
+	if err != nil {
+		return err
+	}
+	n, _, err := c.absent.Add(d.Digest)
+	if err != nil {
+		return err
+	}
+	*c.absent.At(n) = true
+	c.listings = append(c.listings, listing{index, uint32(n), platform})
 	return nil
-}
-
-// listedItem returns the item of what an index lists, the same one each time.
-func (c *closure) listedItem(d ocispec.Descriptor, repo reference.Named) (*item, error) {
-	key := typed{d.Digest, d.MediaType}
-	i, ok := c.byType[key]
-	if !ok {
-		if len(c.byType) >= maxBlobs {
-			return nil, fmt.Errorf("more than %d blobs", maxBlobs)
-		}
-		i = &item{desc: manifestDescriptor(d), repo: repo, metadata: images.IsIndexType(d.MediaType) || images.IsManifestType(d.MediaType)}
-		c.byType[key] = i
-	}
-	if i.desc.Size != d.Size {
-		return nil, fmt.Errorf("%s has two sizes, %d and %d bytes", d.Digest, i.desc.Size, d.Size)
-	}
-	return i, nil
-}
-
-// addAbsent adds a manifest that is absent.
-func (c *closure) addAbsent(a Absent) {
-	if text, ok := c.texts[a.Platform]; ok {
-		a.Platform = text
-	} else {
-		c.texts[a.Platform] = a.Platform
-	}
-	if listed := c.absent[a.Manifest]; len(listed) > 0 {
-		a.Manifest = listed[0].Manifest
-	}
-	c.absent[a.Manifest] = append(c.absent[a.Manifest], a)
 }
 
 // countListed counts what indexes and manifests list, also what another one lists too.
@@ -219,120 +310,149 @@ func (c *closure) countListed(n int) error {
 
 // collectManifests determines the manifests, after all indexes were read.
 func (c *closure) collectManifests() error {
-	walked := make(map[digest.Digest]bool)
-	for _, r := range c.roots {
-		if images.IsManifestType(r.desc.MediaType) {
-			if !walked[r.desc.Digest] {
-				walked[r.desc.Digest] = true
-				c.manifests = append(c.manifests, r)
+	for _, n := range c.roots {
+		b := c.at(n)
+		if images.IsManifestType(c.types.all[b.mediaType]) {
+			if b.flags&isWalked == 0 {
+				b.flags |= isWalked
+				c.manifests = append(c.manifests, n)
 			}
 			continue
 		}
-		if err := c.walk(r, walked); err != nil {
+		if err := c.walk(n); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func (c *closure) walk(i *item, walked map[digest.Digest]bool) error {
-	if walked[i.desc.Digest] {
+func (c *closure) walk(n uint32) error {
+	if b := c.at(n); b.flags&isWalked != 0 {
 		return nil
 	}
-	walked[i.desc.Digest] = true
-	for _, listed := range i.children {
-		if child, ok := c.known[listed.desc.Digest]; ok && images.IsIndexType(listed.desc.MediaType) {
-			if err := c.walk(child, walked); err != nil {
+	c.at(n).flags |= isWalked
+	for _, listed := range c.childrenOf(n) {
+		mediaType := c.types.all[listed.mediaType]
+		if images.IsIndexType(mediaType) {
+			if err := c.walk(listed.blob); err != nil {
 				return err
 			}
 			continue
 		}
-		if !images.IsManifestType(listed.desc.MediaType) {
+		if !images.IsManifestType(mediaType) {
 			continue // collectLayers adds it
 		}
-		if _, err := c.addItem(&c.manifests, listed); err != nil {
-			return fmt.Errorf("index %s: %w", i.desc.Digest, err)
+		if err := c.need(&c.manifests, listed.blob, listed.mediaType, true); err != nil {
+			return fmt.Errorf("index %s: %w", c.blobs.Digest(int(n)), err)
 		}
 	}
 	return nil
 }
 
 // addManifest adds the configuration of a manifest of the closure, and reads its layers.
-func (c *closure) addManifest(i *item, data []byte) error {
-	doc, err := parse(i.desc, data)
+func (c *closure) addManifest(n uint32, data []byte) error {
+	of := c.desc(n)
+	doc, err := parse(of, data)
 	if err != nil {
 		return err
 	}
-	if !doc.Config.isSet {
-		return fmt.Errorf("manifest %s has no configuration", i.desc.Digest)
+	if !doc.hasConfig {
+		return fmt.Errorf("manifest %s has no configuration", of.Digest)
 	}
-	if _, err := c.add(&c.configs, doc.Config.descriptor(), i.repo, true); err != nil {
-		return fmt.Errorf("manifest %s: configuration: %w", i.desc.Digest, err)
+	first := c.at(n).first
+	config, mediaType, err := c.note(doc.config, first)
+	if err == nil {
+		err = c.need(&c.configs, config, mediaType, true)
 	}
-	return c.addLayers(i, doc.Layers)
-}
-
-// addLayers adds the layers that a manifest lists, or an index.
-func (c *closure) addLayers(of *item, layers []ocispec.Descriptor) error {
-	if err := c.countListed(len(layers)); err != nil {
+	if err != nil {
+		return fmt.Errorf("manifest %s: configuration: %w", of.Digest, err)
+	}
+	if err := c.countListed(doc.layers.number); err != nil {
 		return err
 	}
-	for _, d := range layers {
-		first, ok := c.isLayer[d.Digest]
-		switch {
-		case !ok && len(c.isLayer) >= maxBlobs:
-			return fmt.Errorf("more than %d layers", maxBlobs)
-		case !ok:
-			i := &item{desc: manifestDescriptor(d), repo: of.repo}
-			c.isLayer[d.Digest] = i
-			c.ofLayers = append(c.ofLayers, i)
-		case first.desc.Size != d.Size:
-			return fmt.Errorf("%s: %s has two sizes, %d and %d bytes", of.desc.Digest, d.Digest, first.desc.Size, d.Size)
+	return doc.layers.each(func(d ocispec.Descriptor) error {
+		layer, mediaType, err := c.note(d, first)
+		if err != nil {
+			return fmt.Errorf("%s: %w", of.Digest, err)
 		}
+		c.addLayer(layer, mediaType)
+		return nil
+	})
+}
+
+// addLayer adds a layer that a manifest lists, or an index.
+func (c *closure) addLayer(n uint32, mediaType uint16) {
+	if b := c.at(n); b.flags&isLayer == 0 {
+		b.flags, b.layerType = b.flags|isLayer, mediaType
+		c.ofLayers = append(c.ofLayers, n)
 	}
-	return nil
 }
 
 // collectLayers determines the layers, after all manifests were read. It skips those in omitted. It fails if one of them is not
 // a layer, or is metadata too.
-func (c *closure) collectLayers(omitted []digest.Digest) error {
-	skip := make(map[digest.Digest]bool, len(omitted))
-	for _, d := range omitted {
-		if _, ok := c.known[d]; ok {
-			return fmt.Errorf("%s is omitted, but it is an index, a manifest or a configuration", d)
-		}
-		skip[d] = true
-	}
-	for _, i := range c.indexes { // for example a cache of BuildKit
-		var others []ocispec.Descriptor
-		for _, listed := range i.children {
-			if !listed.metadata {
-				others = append(others, listed.desc)
+func (c *closure) collectLayers(omitted iter.Seq[digest.Digest]) error {
+	for _, children := range c.children { // for example a cache of BuildKit
+		for _, listed := range children {
+			if t := c.types.all[listed.mediaType]; !images.IsIndexType(t) && !images.IsManifestType(t) {
+				c.addLayer(listed.blob, listed.mediaType)
 			}
 		}
-		if err := c.addLayers(i, others); err != nil {
-			return err
-		}
 	}
-	for _, i := range c.ofLayers {
-		if skip[i.desc.Digest] {
-			continue
-		}
-		if _, err := c.addItem(&c.layers, i); err != nil {
-			return err
-		}
-	}
-	for d := range skip {
-		if _, ok := c.isLayer[d]; !ok {
+	for d := range omitted {
+		switch _, b, ok := c.find(d); {
+		case ok && b.flags&isNeeded != 0:
+			return fmt.Errorf("%s is omitted, but it is an index, a manifest or a configuration", d)
+		case !ok || b.flags&isLayer == 0:
 			return fmt.Errorf("%s is omitted, but no image has this layer", d)
+		default:
+			b.flags |= isOmitted
 		}
 	}
-	for d := range c.absent {
-		if _, ok := c.known[d]; ok {
+	for _, n := range c.ofLayers {
+		if b := c.at(n); b.flags&isOmitted != 0 {
+			continue
+		} else if err := c.need(&c.layers, n, b.layerType, false); err != nil {
+			return err
+		}
+	}
+	for n := range c.absent.Len() {
+		if d := c.absent.Digest(n); c.has(d, isNeeded) {
 			return fmt.Errorf("%s is absent, but it is needed", d)
 		}
 	}
 	return nil
+}
+
+// allAbsent returns what is absent, ordered by the digest of the manifest.
+func (c *closure) allAbsent() []Absent {
+	var all []Absent
+	for _, l := range c.listings {
+		all = append(all, Absent{c.blobs.Digest(int(l.index)), c.absent.Digest(int(l.manifest)), c.platforms.all[l.platform]})
+	}
+	slices.SortStableFunc(all, func(a, b Absent) int { return cmp.Compare(a.Manifest, b.Manifest) })
+	return all
+}
+
+// absentDigests returns the digests of what is absent, sorted.
+func (c *closure) absentDigests() []digest.Digest {
+	var all []digest.Digest
+	for n := range c.absent.Len() {
+		all = append(all, c.absent.Digest(n))
+	}
+	slices.Sort(all)
+	return all
+}
+
+// omitted returns the layers that are omitted, sorted.
+func (c *closure) omitted() []digest.Digest {
+	var all []digest.Digest
+	for n := range c.blobs.Len() {
+		if c.blobs.At(n).flags&isOmitted != 0 {
+			all = append(all, c.blobs.Digest(n))
+		}
+	}
+	slices.Sort(all)
+	return all
 }
 
 // formatPlatform returns the platform of a descriptor, as in platforms.FormatAll.

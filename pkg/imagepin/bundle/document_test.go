@@ -22,8 +22,10 @@ func TestHostileDocuments(t *testing.T) {
 	for name, c := range map[string]struct {
 		text, want string
 	}{
-		"empty descriptors":   {`{"manifests":[` + strings.Repeat("{},", maxMetadataBlob/3-10) + `{}]}`, "digest"},
-		"features":            {`{"manifests":[{"platform":{"os.features":[` + strings.Repeat(`"",`, maxMetadataBlob/3-40) + `""]}}]}`, "features"},
+		"empty descriptors":   {`{"manifests":[` + strings.Repeat("{},", maxMetadataBlob/3-10) + `{}]}`, "lists at most 8192"},
+		"an empty descriptor": {`{"manifests":[{}]}`, "digest"},
+		"texts":               {`{"manifests":[{"platform":{"os.features":[` + strings.Repeat(`"",`, maxMetadataBlob/3-40) + `""]}}]}`, "texts"},
+		"features":            {`{"manifests":[{"platform":{"os.features":[` + strings.Repeat(`"",`, maxFeatures) + `""]}}]}`, "features"},
 		"long media type":     {`{"manifests":[{"mediaType":"` + long + `"}]}`, "the limit is 255"},
 		"long variant":        {`{"manifests":[{"platform":{"variant":"` + long + `"}}]}`, "the limit is 255"},
 		"no list":             {`{"manifests":{"a":1}}`, "a list is expected"},
@@ -32,7 +34,10 @@ func TestHostileDocuments(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			var before, after runtime.MemStats
 			runtime.ReadMemStats(&before)
-			_, err := parse(anIndex, []byte(c.text))
+			doc, err := parse(anIndex, []byte(c.text))
+			if err == nil {
+				err = doc.manifests.each(func(ocispec.Descriptor) error { return nil })
+			}
 			runtime.ReadMemStats(&after)
 			if err == nil || !strings.Contains(err.Error(), c.want) {
 				t.Errorf("got %v, want %q", err, c.want)
@@ -47,15 +52,28 @@ func TestHostileDocuments(t *testing.T) {
 // TestDocument checks that a document is read as encoding/json reads it: the last one of equal keys counts, and null is nothing.
 func TestDocument(t *testing.T) {
 	doc, err := parse(anIndex, []byte(`{"manifests":[`+listedText+`,`+listedText+`],"layers":null,"manifests":[`+listedText+`]}`))
-	if err != nil || len(doc.Manifests) != 1 || doc.Manifests[0].Digest != aManifest.Digest {
-		t.Errorf("got %+v, %v", doc, err)
+	if err != nil || doc.manifests.number != 1 {
+		t.Fatalf("got %+v, %v", doc, err)
+	}
+	if err := doc.manifests.each(func(d ocispec.Descriptor) error {
+		if d.Digest != aManifest.Digest {
+			t.Errorf("got %+v", d)
+		}
+		return nil
+	}); err != nil {
+		t.Error(err)
+	}
+	for _, name := range []string{`"MANIFESTS"`, `"manifests"`, `"manifestſ"`} {
+		if doc, err := parse(anIndex, []byte(`{`+name+`:[`+listedText+`]}`)); err != nil || doc.manifests.number != 1 {
+			t.Errorf("%s: got %+v, %v", name, doc, err)
+		}
 	}
 	text := `{"config":` + strings.Replace(listedText, "{", `{"platform":{"os":"windows","os.features":["win32k"],"os.features":["a","b"]},"annotations":{"a":"b"},`, 1) + `}`
 	doc, err = parse(aManifest, []byte(text))
 	if err != nil {
 		t.Fatal(err)
 	}
-	if d := doc.Config.descriptor(); d.Size != 1 || d.Platform.OS != "windows" || len(d.Platform.OSFeatures) != 2 || d.Annotations != nil {
+	if d := doc.config; d.Size != 1 || d.Platform.OS != "windows" || len(d.Platform.OSFeatures) != 2 || d.Annotations != nil {
 		t.Errorf("got %+v", d)
 	}
 	if _, err := parse(anIndex, []byte(`{"fsLayers":null}`)); err == nil {

@@ -3,16 +3,13 @@ package bundle
 import (
 	"archive/tar"
 	"bytes"
-	"cmp"
 	_ "crypto/sha256" // for digests
 	_ "crypto/sha512"
 	"encoding/json"
 	"fmt"
 	"io"
-	"slices"
 
 	"github.com/containerd/containerd/v2/core/images"
-	"github.com/containerd/platforms"
 	"github.com/opencontainers/go-digest"
 	specs "github.com/opencontainers/image-spec/specs-go"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
@@ -30,20 +27,23 @@ const (
 	FrameSize = 4 << 20
 )
 
-// Limits.
+// Limits. What an open bundle has in memory grows with the number of its blobs only, see [Open].
 const (
 	maxIndexJSON     = 16 << 20 // bytes of index.json
 	maxMetadataBlob  = 8 << 20  // bytes of an index, a manifest or a configuration
 	maxMetadata      = 1 << 30  // bytes of all of them
 	maxDepth         = 4        // of an index in an index, the root has depth 1
-	maxBlobs         = 1 << 18  // number of entries
-	maxListed        = 1 << 19  // descriptors in all indexes and manifests
-	maxAbsent        = 1 << 17  // of them, of absent manifests
+	maxBlobs         = 1 << 17  // number of blobs, also of layers that are omitted
+	maxListed        = 1 << 18  // descriptors in all indexes and manifests
+	maxListedIn      = 1 << 13  // descriptors in one of them
+	maxStrings       = 1 << 17  // texts in one of them
+	maxAbsent        = 1 << 16  // of the descriptors, of absent manifests
 	maxText          = 255      // bytes of a media type, or of a text of a platform
+	maxTexts         = 1 << 18  // bytes of all media types, and of all platforms of absent manifests
+	maxTextsNumber   = 1 << 13  // number of them
 	maxFeatures      = 16       // of a platform
-	minDigest        = 64       // bytes of a digest in a text
 	maxPlatforms     = 1000     // of a description
-	minBlob          = 32       // bytes of the file for each blob: digests do not compress
+	minBlob          = 32       // bytes of a compressed file for each blob: digests do not compress
 	maxSize          = 1 << 60  // bytes of all blobs
 	expansion        = 200      // bytes of the archive for each compressed byte
 	expansionMinimum = 64 << 20 // bytes of the archive beside that
@@ -62,51 +62,6 @@ type Description struct {
 	Omitted []digest.Digest `json:"omitted,omitempty"`
 	// Absent are the manifests that indexes list for other platforms, and the bundle does not have. It is sorted.
 	Absent []digest.Digest `json:"absent,omitempty"`
-}
-
-// check returns what is wrong with a description.
-func (d *Description) check() error {
-	if err := checkDigest(d.Lock); err != nil {
-		return fmt.Errorf("lock: %w", err)
-	}
-	for _, p := range d.Platforms {
-		platform, err := platforms.Parse(p)
-		if err != nil {
-			return fmt.Errorf("platform: %w", err)
-		}
-		if want := platforms.FormatAll(platforms.Normalize(platform)); p != want {
-			return fmt.Errorf("platform %q, want %q", p, want)
-		}
-	}
-	if !ascending(d.Platforms) || !ascending(d.Omitted) || !ascending(d.Absent) {
-		return fmt.Errorf("platforms or digests are not sorted, or twice")
-	}
-	if d.Since != "" {
-		if err := checkDigest(d.Since); err != nil {
-			return fmt.Errorf("since: %w", err)
-		}
-	}
-	for _, of := range slices.Concat(d.Omitted, d.Absent) {
-		if err := checkDigest(of); err != nil {
-			return err
-		}
-	}
-	switch {
-	case len(d.Omitted) > 0 && d.Since == "":
-		return fmt.Errorf("it omits layers, but there is no earlier lock")
-	case len(d.Absent) > 0 && len(d.Platforms) == 0:
-		return fmt.Errorf("manifests are absent, but it is for all platforms")
-	}
-	return nil
-}
-
-func ascending[T cmp.Ordered](s []T) bool {
-	for i := 1; i < len(s); i++ {
-		if s[i-1] >= s[i] {
-			return false
-		}
-	}
-	return true
 }
 
 // checkDigest returns what is wrong with a digest, which may be of SHA-256 or SHA-512.
@@ -182,9 +137,18 @@ func manifestDescriptor(d ocispec.Descriptor) ocispec.Descriptor {
 	return ocispec.Descriptor{MediaType: d.MediaType, Digest: d.Digest, Size: d.Size}
 }
 
-// indexJSON returns index.json: a descriptor for each name, then the bundle's own manifest.
-func indexJSON(l *lock.Lock, roots map[digest.Digest]ocispec.Descriptor, own ocispec.Descriptor) ([]byte, error) {
-	index := ocispec.Index{Versioned: specs.Versioned{SchemaVersion: 2}, MediaType: ocispec.MediaTypeImageIndex}
+// writeIndexJSON writes index.json: a descriptor for each name, then the bundle's own manifest.
+func writeIndexJSON(w io.Writer, l *lock.Lock, rootOf func(digest.Digest) ocispec.Descriptor, own ocispec.Descriptor) error {
+	const end = "]}"
+	empty, err := json.Marshal(ocispec.Index{
+		Versioned: specs.Versioned{SchemaVersion: 2}, MediaType: ocispec.MediaTypeImageIndex, Manifests: []ocispec.Descriptor{},
+	})
+	if err != nil {
+		return err
+	}
+	if _, err := w.Write(bytes.TrimSuffix(empty, []byte(end))); err != nil {
+		return err
+	}
 	named := make(map[string]bool)
 	for _, i := range l.Images {
 		name := imageName(i)
@@ -192,15 +156,25 @@ func indexJSON(l *lock.Lock, roots map[digest.Digest]ocispec.Descriptor, own oci
 			continue
 		}
 		named[name] = true
-		d := manifestDescriptor(roots[i.Ref.Digest()])
+		d := manifestDescriptor(rootOf(i.Ref.Digest()))
 		// ctr reads the first, the other tools read the second.
 		d.Annotations = map[string]string{images.AnnotationImageName: name, ocispec.AnnotationRefName: name}
-		index.Manifests = append(index.Manifests, d)
+		if err := writeJSON(w, d, ","); err != nil {
+			return err
+		}
 	}
 	own = manifestDescriptor(own)
 	own.ArtifactType = ArtifactType
-	index.Manifests = append(index.Manifests, own)
-	return json.Marshal(index)
+	return writeJSON(w, own, end)
+}
+
+func writeJSON(w io.Writer, value any, after string) error {
+	text, err := json.Marshal(value)
+	if err != nil {
+		return err
+	}
+	_, err = w.Write(append(text, after...))
+	return err
 }
 
 // ownManifest returns the bundle's own manifest.

@@ -23,12 +23,13 @@ const (
 
 // metadata keeps a part of the metadata of a bundle, and reads the rest from its file. It is safe for concurrent use after Open.
 type metadata struct {
-	buffer []byte  // of the entry that Open reads
-	starts []int64 // of the frames of a compressed bundle, up to the last one with metadata
+	buffer  []byte  // of the entry that Open reads
+	starts  []int64 // of the frames of a compressed bundle, up to the last one with metadata
+	offsets []int64 // of the indexes, manifests and configurations in the archive
 
 	mu      sync.Mutex
-	kept    map[digest.Digest][]byte
-	size    int // of kept
+	kept    map[uint32][]byte // by the number of the blob
+	size    int               // of kept
 	frames  []cachedFrame
 	decoder *zstd.Decoder
 }
@@ -39,15 +40,16 @@ type cachedFrame struct {
 }
 
 // keep keeps a blob, if there is room.
-func (m *metadata) keep(d digest.Digest, data []byte) {
-	if m.size+len(data) > keptBytes {
+func (m *metadata) keep(n uint32, data []byte) {
+	const inMap = 128 // bytes
+	if m.size+len(data)+inMap > keptBytes {
 		return
 	}
 	if m.kept == nil {
-		m.kept = make(map[digest.Digest][]byte)
+		m.kept = make(map[uint32][]byte)
 	}
-	m.size += len(data)
-	m.kept[d] = slices.Clone(data)
+	m.size += len(data) + inMap
+	m.kept[n] = slices.Clone(data)
 }
 
 func (m *metadata) close() {
@@ -62,16 +64,16 @@ func (m *metadata) close() {
 // Blob returns an index, a manifest or a configuration, byte for byte. The caller must not change it. It fails with ErrNotFound if
 // the bundle does not have it, and with [imagepin.InvalidBundle] (ErrInvalidArgument) if the file has changed.
 func (b *Bundle) Blob(d digest.Digest) ([]byte, error) {
-	i, ok := b.closure.known[d]
-	if !ok || !i.metadata {
+	n, of, ok := b.closure.find(d)
+	if !ok || of.flags&isMetadata == 0 {
 		return nil, fmt.Errorf("the bundle has no metadata %s: %w", d, errdefs.ErrNotFound)
 	}
 	b.metadata.mu.Lock()
 	defer b.metadata.mu.Unlock()
-	if data, ok := b.metadata.kept[d]; ok {
+	if data, ok := b.metadata.kept[n]; ok {
 		return data, nil
 	}
-	data, err := b.readAt(i.at, i.desc.Size)
+	data, err := b.readAt(b.metadata.offsets[of.place], of.size)
 	if err == nil && d.Algorithm().FromBytes(data) != d {
 		err = errors.New("its content does not match its digest")
 	}

@@ -1,10 +1,10 @@
 package bundle
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
-	"maps"
 	"slices"
 	"sort"
 
@@ -28,7 +28,7 @@ type segment struct {
 	at   int64 // in the archive
 	size int64
 	data []byte
-	blob *item
+	blob *item // nil for data
 }
 
 // newPlan reads all indexes and manifests that a bundle needs.
@@ -58,10 +58,10 @@ func newPlan(ctx context.Context, o Options, source Source) (*plan, error) {
 		}
 		description.Omitted = sinceLayers(c, earlier)
 	}
-	if absent := slices.Sorted(maps.Keys(c.absent)); len(absent) > 0 {
+	if absent := c.absentDigests(); len(absent) > 0 {
 		description.Absent = absent
 	}
-	if err := c.collectLayers(description.Omitted); err != nil {
+	if err := c.collectLayers(slices.Values(description.Omitted)); err != nil {
 		return nil, err
 	}
 	p := &plan{closure: c}
@@ -69,27 +69,20 @@ func newPlan(ctx context.Context, o Options, source Source) (*plan, error) {
 		return nil, err
 	}
 	p.result = Result{
-		Lock: description.Lock, Images: len(c.roots), Blobs: len(c.known), BlobsSize: c.size, Size: p.size, Absent: absentOf(c),
+		Lock: description.Lock, Images: len(c.roots), Blobs: c.number, BlobsSize: c.size, Size: p.size, Absent: c.allAbsent(),
 		Omitted: len(description.Omitted), Platforms: description.Platforms, Since: description.Since,
 	}
 	for _, d := range description.Omitted {
-		p.result.OmittedSize += c.isLayer[d].desc.Size
+		if _, of, ok := c.find(d); ok {
+			p.result.OmittedSize += of.size
+		}
 	}
-	for _, r := range c.roots {
-		if images.IsIndexType(r.desc.MediaType) && len(r.children) == 0 {
-			p.result.Unmatched = append(p.result.Unmatched, r.repo.String())
+	for _, n := range c.roots {
+		if images.IsIndexType(c.desc(n).MediaType) && len(c.childrenOf(n)) == 0 {
+			p.result.Unmatched = append(p.result.Unmatched, c.repo(n).String())
 		}
 	}
 	return p, nil
-}
-
-// absentOf returns what is absent, ordered by the digest of the manifest.
-func absentOf(c *closure) []Absent {
-	var all []Absent
-	for _, d := range slices.Sorted(maps.Keys(c.absent)) {
-		all = append(all, c.absent[d]...)
-	}
-	return all
 }
 
 // build determines the segments of the archive.
@@ -107,37 +100,40 @@ func (p *plan) build(l *lock.Lock, lockYAML []byte, description Description, dat
 		return err
 	}
 	own := describe(ocispec.MediaTypeImageManifest, manifest)
-	roots := make(map[digest.Digest]ocispec.Descriptor)
-	for _, r := range p.closure.roots {
-		roots[r.desc.Digest] = r.desc
+	c := p.closure
+	rootOf := func(d digest.Digest) ocispec.Descriptor {
+		n, _, _ := c.find(d)
+		return c.desc(n)
 	}
-	index, err := indexJSON(l, roots, own)
-	if err != nil {
+	var index bytes.Buffer
+	if err := writeIndexJSON(&index, l, rootOf, own); err != nil {
 		return err
 	}
-	if len(index) > maxIndexJSON {
-		return fmt.Errorf("%s has %d bytes, the limit is %d", ocispec.ImageIndexFile, len(index), maxIndexJSON)
+	if index.Len() > maxIndexJSON {
+		return fmt.Errorf("%s has %d bytes, the limit is %d", ocispec.ImageIndexFile, index.Len(), maxIndexJSON)
 	}
 	for _, f := range []struct {
 		name string
 		data []byte
 	}{
-		{ocispec.ImageLayoutFile, layoutFile}, {ocispec.ImageIndexFile, index}, {blobName(own.Digest), manifest},
+		{ocispec.ImageLayoutFile, layoutFile}, {ocispec.ImageIndexFile, index.Bytes()}, {blobName(own.Digest), manifest},
 		{blobName(configDesc.Digest), config}, {blobName(lockDesc.Digest), lockYAML},
 	} {
 		if err := p.add(f.name, segment{size: int64(len(f.data)), data: f.data}); err != nil {
 			return err
 		}
 	}
-	for _, group := range [][]*item{p.closure.indexes, p.closure.manifests} {
-		for _, i := range group {
-			if err := p.add(blobName(i.desc.Digest), segment{size: i.desc.Size, data: data[i.desc.Digest]}); err != nil {
+	for _, group := range [][]uint32{c.indexes, c.manifests} {
+		for _, n := range group {
+			d := c.desc(n)
+			if err := p.add(blobName(d.Digest), segment{size: d.Size, data: data[d.Digest]}); err != nil {
 				return err
 			}
 		}
 	}
-	for _, group := range [][]*item{p.closure.configs, p.closure.layers} {
-		for _, i := range group {
+	for _, group := range [][]uint32{c.configs, c.layers} {
+		for _, n := range group {
+			i := c.item(n)
 			if err := p.add(blobName(i.desc.Digest), segment{size: i.desc.Size, blob: i}); err != nil {
 				return err
 			}

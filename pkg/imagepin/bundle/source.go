@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"maps"
 	"slices"
 	"sync"
 
@@ -32,10 +31,22 @@ type Source interface {
 // connections is the number of concurrent requests for metadata and small blobs.
 const connections = 8
 
+// item is a blob to fetch.
+type item struct {
+	desc ocispec.Descriptor // only media type, digest and size
+	repo reference.Named    // of the first image that needs it
+}
+
+func (c *closure) item(n uint32) *item { return &item{c.desc(n), c.repo(n)} }
+
 // choose returns a closure.present that chooses the manifests of platforms: for each platform those that containerd would
 // choose on it, the best match and equal ones. It chooses what has no platform, and all if there are no platforms.
-func choose(chosen []ocispec.Platform) func(ocispec.Descriptor, []ocispec.Descriptor) []bool {
-	return func(_ ocispec.Descriptor, children []ocispec.Descriptor) []bool {
+func choose(chosen []ocispec.Platform) func(*document) (func(int, ocispec.Descriptor) bool, error) {
+	return func(doc *document) (func(int, ocispec.Descriptor) bool, error) {
+		var children []ocispec.Descriptor
+		if err := doc.manifests.each(func(d ocispec.Descriptor) error { children = append(children, d); return nil }); err != nil {
+			return nil, err
+		}
 		present := make([]bool, len(children))
 		for n, d := range children {
 			present[n] = len(chosen) == 0 || d.Platform == nil
@@ -54,7 +65,7 @@ func choose(chosen []ocispec.Platform) func(ocispec.Descriptor, []ocispec.Descri
 				}
 			}
 		}
-		return present
+		return func(n int, _ ocispec.Descriptor) bool { return present[n] }, nil
 	}
 }
 
@@ -80,44 +91,34 @@ func (g *gatherer) gather(ctx context.Context, l *lock.Lock, chosen []ocispec.Pl
 	if err != nil {
 		return nil, err
 	}
-	first := newClosure(choose(chosen))
-	if err := g.readIndexes(ctx, first, roots, firsts); err != nil {
+	first := newClosure(l)
+	first.present = choose(chosen)
+	if err := g.readIndexes(ctx, first, roots); err != nil {
 		return nil, err
 	}
 	if err := matched(first, chosen); err != nil {
 		return nil, err
 	}
 	// One index can have a manifest for another platform that another one has for a chosen platform.
-	absent := maps.Clone(first.absent)
-	for _, r := range first.roots {
-		delete(absent, r.desc.Digest)
+	c := newClosure(l)
+	c.present = func(*document) (func(int, ocispec.Descriptor) bool, error) {
+		return func(_ int, d ocispec.Descriptor) bool {
+			return first.blobs.Has(d.Digest) || !first.absent.Has(d.Digest)
+		}, nil
 	}
-	for _, i := range first.indexes {
-		for _, d := range i.children {
-			delete(absent, d.desc.Digest)
-		}
-	}
-	c := newClosure(func(_ ocispec.Descriptor, children []ocispec.Descriptor) []bool {
-		present := make([]bool, len(children))
-		for n, d := range children {
-			_, isAbsent := absent[d.Digest]
-			present[n] = !isAbsent
-		}
-		return present
-	})
-	if err := g.readIndexes(ctx, c, roots, firsts); err != nil {
+	if err := g.readIndexes(ctx, c, roots); err != nil {
 		return nil, err
 	}
 	if err := c.collectManifests(); err != nil {
 		return nil, err
 	}
-	return c, g.read(ctx, c.manifests, c.addManifest)
+	return c, g.read(ctx, c, c.manifests, c.addManifest)
 }
 
 // matched fails with [imagepin.NoMatchingPlatform] (ErrNotFound) if no image has a manifest for the platforms.
 func matched(c *closure, chosen []ocispec.Platform) error {
-	for _, r := range c.roots {
-		if images.IsManifestType(r.desc.MediaType) || len(r.children) > 0 {
+	for _, n := range c.roots {
+		if images.IsManifestType(c.desc(n).MediaType) || len(c.childrenOf(n)) > 0 {
 			return nil
 		}
 	}
@@ -130,30 +131,34 @@ func matched(c *closure, chosen []ocispec.Platform) error {
 	}
 }
 
-func (g *gatherer) readIndexes(ctx context.Context, c *closure, roots []ocispec.Descriptor, firsts []lock.Image) error {
+func (g *gatherer) readIndexes(ctx context.Context, c *closure, roots []ocispec.Descriptor) error {
 	for n, d := range roots {
-		if err := c.addRoot(d, firsts[n].Ref); err != nil {
-			return fmt.Errorf("%s: %w", firsts[n].Ref, err)
+		if err := c.addRoot(d, n); err != nil {
+			return fmt.Errorf("%s: %w", c.firsts[n].Ref, err)
 		}
 	}
 	for read := 0; read < len(c.indexes); {
 		next := c.indexes[read:]
 		read = len(c.indexes)
-		if err := g.read(ctx, next, c.addIndex); err != nil {
+		if err := g.read(ctx, c, next, c.addIndex); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// read reads items concurrently, and uses them in their order.
-func (g *gatherer) read(ctx context.Context, items []*item, use func(*item, []byte) error) error {
+// read reads blobs concurrently, and uses them in their order.
+func (g *gatherer) read(ctx context.Context, c *closure, blobs []uint32, use func(uint32, []byte) error) error {
+	items := make([]*item, len(blobs))
+	for at, n := range blobs {
+		items[at] = c.item(n)
+	}
 	err := concurrently(ctx, len(items), func(ctx context.Context, n int) error { return g.fetch(ctx, items[n]) })
 	if err != nil {
 		return err
 	}
-	for _, i := range items {
-		if err := use(i, g.data[i.desc.Digest]); err != nil {
+	for at, i := range items {
+		if err := use(blobs[at], g.data[i.desc.Digest]); err != nil {
 			return fmt.Errorf("%s: %w", i.repo.Name(), err)
 		}
 	}
@@ -226,15 +231,12 @@ func concurrently(ctx context.Context, n int, f func(context.Context, int) error
 // sinceLayers returns the layers of a closure that an earlier one has too, sorted. The metadata of a bundle is complete, so a
 // layer that is metadata of another image is not among them.
 func sinceLayers(c, earlier *closure) []digest.Digest {
-	has := make(map[digest.Digest]bool)
-	for d := range earlier.isLayer {
-		has[d] = true
-	}
-	omitted := make(map[digest.Digest]bool)
-	for d := range c.isLayer {
-		if _, metadata := c.known[d]; has[d] && !metadata {
-			omitted[d] = true
+	var omitted []digest.Digest
+	for _, n := range c.ofLayers {
+		if d := c.blobs.Digest(int(n)); earlier.has(d, isLayer) && c.at(n).flags&isNeeded == 0 {
+			omitted = append(omitted, d)
 		}
 	}
-	return slices.Sorted(maps.Keys(omitted))
+	slices.Sort(omitted)
+	return omitted
 }

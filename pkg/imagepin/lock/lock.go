@@ -2,17 +2,13 @@ package lock
 
 import (
 	"cmp"
-	"encoding/json"
 	"fmt"
-	"maps"
 	"slices"
 
 	"github.com/containerd/errdefs"
 	"github.com/distribution/reference"
 	"github.com/opencontainers/go-digest"
-	"sigs.k8s.io/yaml"
 
-	"github.com/imagepin/imagepin/internal/yamldoc"
 	"github.com/imagepin/imagepin/pkg/imagepin"
 )
 
@@ -28,9 +24,13 @@ const (
 	// PlatformsAnnotation has the digest of the manifest of each platform, as a JSON object.
 	PlatformsAnnotation = "io.imagepin.platforms"
 
-	// MaxSize is the maximum size of a lock in bytes, and MaxImages the maximum number of images in it.
-	MaxSize   = 12 << 20
-	MaxImages = 20000
+	// MaxSize is the maximum size of a lock in bytes, MaxImages the maximum number of images in it, and MaxAnnotations that of the
+	// annotations of all images, beside those that imagepin writes.
+	MaxSize        = 12 << 20
+	MaxImages      = 20000
+	MaxAnnotations = 4 * MaxImages
+	// MaxImageSize is the maximum size of one image of a lock in bytes of YAML or JSON.
+	MaxImageSize = 64 << 10
 )
 
 // Lock is a set of images by digest. Its images are sorted by [Image.ID], then by reference, and no two are equal.
@@ -67,7 +67,7 @@ func compareImages(a, b Image) int {
 }
 
 // New returns a lock of images, which it sorts. It fails with [imagepin.InvalidLock] (ErrInvalidArgument) if a reference
-// has two digests, or there are more than MaxImages.
+// has two digests, an image has more than MaxImageSize, or there are more than MaxImages or MaxAnnotations.
 func New(images []Image) (*Lock, error) {
 	if len(images) > MaxImages {
 		return nil, invalid(nil, "%d images, a lock has at most %d", len(images), MaxImages)
@@ -75,7 +75,14 @@ func New(images []Image) (*Lock, error) {
 	l := &Lock{Images: slices.SortedFunc(slices.Values(images), compareImages)}
 	l.Images = slices.CompactFunc(l.Images, func(a, b Image) bool { return compareImages(a, b) == 0 })
 	digests := make(map[string]digest.Digest)
+	annotations := 0
 	for _, i := range l.Images {
+		if annotations += len(i.Annotations); annotations > MaxAnnotations {
+			return nil, tooManyAnnotations()
+		}
+		if err := i.checkSize(); err != nil {
+			return nil, err
+		}
 		tag, ok := i.Tag()
 		if !ok {
 			continue
@@ -88,114 +95,8 @@ func New(images []Image) (*Lock, error) {
 	return l, nil
 }
 
-// file is the form of a lock in YAML or JSON.
-type file struct {
-	APIVersion string      `json:"apiVersion"`
-	Kind       string      `json:"kind"`
-	Images     []fileImage `json:"images"`
-}
-
-type fileImage struct {
-	Image       string            `json:"image"`
-	Annotations map[string]string `json:"annotations,omitempty"`
-}
-
-// Parse reads a lock in YAML or JSON. It fails with [imagepin.InvalidLock] (ErrInvalidArgument) if it is none, has an unknown
-// field, an image without a digest, a reference with two digests, or no image, or if there is another YAML document after it.
-func Parse(data []byte) (*Lock, error) {
-	if len(data) > MaxSize {
-		return nil, invalid(nil, "%d bytes, a lock has at most %d", len(data), MaxSize)
-	}
-	var f file
-	if err := yaml.UnmarshalStrict(data, &f); err != nil {
-		return nil, invalid(err, "not a lock")
-	}
-	if err := yamldoc.Single(data); err != nil {
-		e := invalid(err, "a lock is one document")
-		e.Hint = "Write one lock for all manifests: imagepin lock -f FILE -f FILE. A node also applies several files in locks_directory together."
-		return nil, e
-	}
-	if f.APIVersion != APIVersion || f.Kind != Kind {
-		return nil, invalid(nil, "apiVersion %q and kind %q, want %s and %s", f.APIVersion, f.Kind, APIVersion, Kind)
-	}
-	if len(f.Images) == 0 {
-		return nil, invalid(nil, "it has no images")
-	}
-	if len(f.Images) > MaxImages {
-		return nil, invalid(nil, "%d images, a lock has at most %d", len(f.Images), MaxImages)
-	}
-	images := make([]Image, 0, len(f.Images))
-	for n, i := range f.Images {
-		image, err := i.parse()
-		if err != nil {
-			return nil, invalid(err, "images[%d]", n)
-		}
-		images = append(images, image)
-	}
-	return New(images)
-}
-
-func (f fileImage) parse() (Image, error) {
-	ref, err := imagepin.ParseReference(f.Image)
-	if err != nil {
-		return Image{}, err
-	}
-	canonical, ok := ref.(reference.Canonical)
-	if !ok {
-		return Image{}, fmt.Errorf("image %q has no digest", f.Image)
-	}
-	i := Image{ID: f.Annotations[IDAnnotation], Ref: canonical, Annotations: maps.Clone(f.Annotations)}
-	if i.ID != "" {
-		if _, err := imagepin.ParseReference(i.ID); err != nil {
-			return Image{}, fmt.Errorf("annotation %s: %w", IDAnnotation, err)
-		}
-	}
-	if text, ok := f.Annotations[PlatformsAnnotation]; ok {
-		if err := json.Unmarshal([]byte(text), &i.Platforms); err != nil {
-			return Image{}, fmt.Errorf("annotation %s: %w", PlatformsAnnotation, err)
-		}
-		for platform, d := range i.Platforms {
-			if err := d.Validate(); err != nil {
-				return Image{}, fmt.Errorf("annotation %s: %q: %w", PlatformsAnnotation, platform, err)
-			}
-		}
-	}
-	delete(i.Annotations, IDAnnotation)
-	delete(i.Annotations, PlatformsAnnotation)
-	if len(i.Annotations) == 0 {
-		i.Annotations = nil
-	}
-	return i, nil
-}
-
-// Marshal returns the lock in YAML. Equal locks have equal bytes.
-func (l *Lock) Marshal() ([]byte, error) {
-	f := file{APIVersion: APIVersion, Kind: Kind, Images: make([]fileImage, 0, len(l.Images))}
-	for _, i := range l.Images {
-		annotations := make(map[string]string, len(i.Annotations)+2)
-		maps.Copy(annotations, i.Annotations)
-		if i.ID != "" {
-			annotations[IDAnnotation] = i.ID
-		}
-		if len(i.Platforms) > 0 {
-			text, err := json.Marshal(i.Platforms)
-			if err != nil {
-				return nil, err
-			}
-			annotations[PlatformsAnnotation] = string(text)
-		}
-		f.Images = append(f.Images, fileImage{Image: i.Ref.String(), Annotations: annotations})
-	}
-	return yaml.Marshal(f)
-}
-
-// Digest returns the digest of the lock in YAML. It identifies the lock.
-func (l *Lock) Digest() (digest.Digest, error) {
-	text, err := l.Marshal()
-	if err != nil {
-		return "", err
-	}
-	return digest.FromBytes(text), nil
+func tooManyAnnotations() error {
+	return invalid(nil, "more than %d annotations of all images", MaxAnnotations)
 }
 
 func invalid(err error, format string, args ...any) *imagepin.Error {
