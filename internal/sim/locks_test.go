@@ -238,7 +238,7 @@ func (k *caller) checkLocked(o *op) {
 		return
 	case o.method == "ImageStatus" && (o.sandbox == "" || k.w.facts.concurrent(o)):
 		return // that of an image's user is for the entry that was answered last
-	case !slices.Contains([]string{"PullImage", "ImageStatus"}, o.method):
+	case !slices.Contains([]string{"PullImage", "ImageStatus", "CreateContainer"}, o.method):
 		return
 	}
 	platform, _ := k.w.target(o.handler)
