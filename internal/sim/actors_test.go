@@ -169,6 +169,12 @@ func (k *caller) checkOutcome(o *op, p *process) {
 	w := k.w
 	took := o.took
 	ofSlow := strings.HasPrefix(o.ref, slowHost)
+	if o.denied && o.err == nil {
+		w.wrong(accessWithout, "%s %s for %s: got image %s without a credential", o.method, o.ref, o.handler, o.id)
+	}
+	if w.choice.locks && w.alive(p) == nil {
+		w.checkSwitch(o)
+	}
 	switch {
 	case w.alive(p) != nil || k.ctx.Err() != nil:
 		return // no caller waits for it
@@ -177,18 +183,23 @@ func (k *caller) checkOutcome(o *op, p *process) {
 		return
 	case ofSlow && errors.Is(o.err, context.DeadlineExceeded) || ofSlow && status.Code(o.err) == codes.DeadlineExceeded:
 		return
+	case ofSlow && o.method == "Apply" && took >= callTimeout:
+		return
 	case took >= callTimeout:
 		w.wrong(callUnanswered, "%s %s took %s", o.method, o.ref, took)
 		return
+	case o.denied:
+		return
 	case o.err == nil:
 		k.checkPin(o)
+		k.checkLocked(o)
 		// If Refresh or Check cannot make one target ready, it collects garbage before the next target.
 		severalTargets := o.method == "Refresh" || o.method == "Check"
 		if w.choice.slowGC > 0 && !severalTargets && took >= w.choice.slowGC*3/4 && !o.removes && !w.facts.removed(o.id, o.start) {
 			w.wrong(callSlow, "%s %s took %s", o.method, o.ref, took)
 		}
 		return
-	case w.registry.failedSince(w.facts.sharedSince(o)) && slices.Contains([]string{"PullImage", "CreateContainer", "SetPin", "Refresh"}, o.method):
+	case w.registry.failedSince(w.facts.sharedSince(o)) && slices.Contains([]string{"PullImage", "CreateContainer", "SetPin", "Refresh", "Apply"}, o.method):
 		return
 	case w.facts.toolWrote(o.start):
 		return
@@ -199,6 +210,7 @@ func (k *caller) checkOutcome(o *op, p *process) {
 	text := o.err.Error()
 	switch {
 	case w.expected(text):
+	case w.choice.locks && w.expectedOfLock(o, text):
 	case o.method == "RemovePin" && status.Code(o.err) == codes.NotFound:
 	case o.method == "Refresh" && status.Code(o.err) == codes.NotFound: // the image is not on the node
 	case strings.Contains(text, "UpstreamNotSynced"):
@@ -288,6 +300,20 @@ func (k *caller) act(what string) {
 		_, _ = checkedCall[*api.RefreshResponse](k, control, "Refresh", &op{ref: ref}, &api.RefreshRequest{Ref: ref})
 	case "repair":
 		_, _ = checkedCall[*api.CheckResponse](k, control, "Check", &op{}, &api.CheckRequest{Repair: true})
+	case "apply":
+		k.apply(k.args[0], len(k.args) > 1)
+	case "apply-cancel":
+		_, _ = checkedCall[*api.CancelApplyResponse](k, control, "CancelApply", &op{}, &api.CancelApplyRequest{})
+	case "rollback":
+		_, _ = checkedCall[*api.ApplyResponse](k, control, "Rollback", &op{}, &api.RollbackRequest{})
+	case "lock-rm":
+		_, _ = checkedCall[*api.RemoveLockResponse](k, control, "RemoveLock", &op{}, &api.RemoveLockRequest{Previous: k.rng.IntN(4) == 0})
+	case "look":
+		k.look()
+	case "user-starts":
+		k.userStarts()
+	case "many-names":
+		k.manyNames()
 	case "gc":
 		for range 1 + k.rng.IntN(4) {
 			k.step("collects")

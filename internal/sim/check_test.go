@@ -56,6 +56,13 @@ const (
 	pinsTooMany      = "more-pins-than-allowed"
 	tagMovedByPin    = "tag-moved-by-a-pin"
 	rejectedUsed     = "rejected-image-used"
+	lockNotWhole     = "lock-not-all-or-nothing"
+	lockIgnored      = "lock-ignored"
+	lockNotReady     = "lock-not-ready"
+	lockNotRetained  = "lock-not-retained"
+	lockMislaid      = "lock-disagrees-with-record"
+	accessWithout    = "private-image-without-credential"
+	startOnline      = "offline-start-needs-registry"
 	neverSettles     = "node-never-settles"
 	notDeterministic = "history-differs-when-replayed"
 )
@@ -94,6 +101,7 @@ type check struct {
 	records map[string]bool
 	blobs   map[digest.Digest]bool
 	layers  map[string]bool
+	lock    *lockState
 }
 
 // newCheck reads the state of the node.
@@ -112,6 +120,14 @@ func newCheck(w *world) (*check, error) {
 		}
 		for _, img := range all {
 			into[img.Name] = img
+		}
+	}
+	record, locked := c.pins[lockRecord]
+	delete(c.pins, lockRecord)
+	if locked {
+		var err error
+		if c.lock, err = w.readLock(record.Target.Digest); err != nil {
+			return nil, err
 		}
 	}
 	if err := w.blobs.Walk(c.ctx, func(i content.Info) error { c.content[i.Digest] = i; return nil }); err != nil {
@@ -162,6 +178,7 @@ func (c *check) all() {
 	c.tagsMovedBack()
 	c.pinsOfContainers()
 	c.refused()
+	c.locked()
 }
 
 // expired finds missing pins that a call used or created less than half of their time to live ago.
@@ -184,7 +201,7 @@ func (c *check) expired() {
 
 // older finds keys that have an older digest than a later pull returned, if every pull moves its tag.
 func (c *check) older() {
-	if c.w.choice.consistency != "off" || c.w.choice.reconfigure || len(c.pins) > 0 || c.w.facts.unpinned.Load() || c.w.facts.refreshed.Load() {
+	if c.w.choice.consistency != "off" || c.w.choice.reconfigure || c.w.choice.locks || len(c.pins) > 0 || c.w.facts.unpinned.Load() || c.w.facts.refreshed.Load() {
 		return
 	}
 	for _, name := range sorted(c.keys) {
@@ -342,6 +359,9 @@ func repository(ref string) string {
 }
 
 func (c *check) retains(root, repo string) bool {
+	if c.lock.retains(digest.Digest(root)) {
+		return true
+	}
 	for _, img := range c.pins {
 		if img.Labels["io.imagepin.pin.retain"] == "true" && img.Target.Digest.String() == root &&
 			(repo == "" || repository(img.Labels["io.imagepin.pin.ref"]) == repo) {
@@ -518,6 +538,9 @@ func (c *check) listed(ctx context.Context) {
 			}
 			if held, ok := c.pins["node/"+k.Ref]; ok && held.Target.Digest != k.Digest {
 				continue // the pin overrides the tag
+			}
+			if d := c.lock.decides(k.Ref); d != "" && d != k.Digest {
+				continue // and so does the lock
 			}
 			resp, err := call[*runtime.ImageStatusResponse](ctx, p, "ImageService", "ImageStatus", &runtime.ImageStatusRequest{
 				Image: &runtime.ImageSpec{Image: k.Ref, RuntimeHandler: handler},

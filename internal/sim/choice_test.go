@@ -23,6 +23,8 @@ type choice struct {
 	cap         int      // maximum number of pins of a namespace; zero means the default
 	walking     bool     // layers are unpacked while they are downloaded
 	drip        bool     // a tenant pulls images of a slow registry
+	locks       bool     // locks are applied
+	private     bool     // a tenant pulls a private image under many names and credentials
 }
 
 func choose(rng *rand.Rand) choice {
@@ -79,7 +81,44 @@ func choose(rng *rand.Rand) choice {
 		c.actors = append([]string{"slow-pull", "slow-pull"}, c.actors...)
 		c.actors = append(c.actors, pick("pull app:3 runc", "pull app:1 second", "pod app:3 runc", "image-gc"))
 	}
+	// These take longer than others, so there are fewer.
+	if rng.IntN(64) == 0 {
+		c.withLocks(rng)
+	}
+	if rng.IntN(128) == 0 || c.locks && rng.IntN(8) == 0 {
+		c.withManyNames(rng)
+	}
 	return c
+}
+
+// withLocks adds applies of locks, and what ends them, in half of the cases beside a registry that is slow.
+func (c *choice) withLocks(rng *rand.Rand) {
+	pick := func(all ...string) string { return all[rng.IntN(len(all))] }
+	c.locks, c.consistency, c.retain, c.expire, c.cap, c.slowGC = true, "off", false, false, 0, 0
+	c.kill = rng.IntN(2) == 0
+	c.before, c.actors = c.before[:min(len(c.before), 1)], c.actors[:2]
+	for range rng.IntN(3) {
+		c.before = append(c.before, "apply "+pick("one", "two"))
+	}
+	if c.drip = c.drip || rng.IntN(2) == 0; c.drip {
+		c.actors = append(c.actors, pick("slow-pull", "gc"), pick("apply slow", "apply slow detached", "apply slow detached"))
+	}
+	c.actors = append(c.actors, pick("apply one", "apply two", "pull"), "look")
+	for range 1 + rng.IntN(3) {
+		c.actors = append(c.actors, pick("rollback", "rollback", "lock-rm", "apply-cancel", "apply one", "apply two detached", "pod app:1 runc"))
+	}
+	rng.Shuffle(len(c.actors), func(i, j int) { c.actors[i], c.actors[j] = c.actors[j], c.actors[i] })
+}
+
+// withManyNames adds a user of a private image, and a tenant that pulls it under many names.
+func (c *choice) withManyNames(rng *rand.Rand) {
+	c.private, c.slowGC = true, 0
+	c.before = append(c.before, "user-starts")
+	if c.locks {
+		c.actors = append(c.actors, "apply private", "many-names")
+	} else {
+		c.actors = append(c.actors[:2], "many-names")
+	}
 }
 
 // repeatFailure makes the history a variation of one that failed before.

@@ -5,6 +5,9 @@
 // goroutine runs at a time, and the seed of the history decides which one. Events, garbage collections, other tools,
 // registries, callers that give up, and kills are scheduled in the same way. Any of them can be delayed.
 //
+// In a few histories, a registry drips, locks are applied, canceled, rolled back and removed, or a tenant pulls a private image
+// under many names and credentials; in some of them, all of that happens at once.
+//
 // testdata/found.md lists the bugs that the simulator has found.
 //
 // At the end of a history no new calls start, events are delivered, grace times pass, and garbage is collected. Then

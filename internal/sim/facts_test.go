@@ -21,6 +21,7 @@ type facts struct {
 	movedByCRI sync.Map // names of records that containerd's CRI has moved to a target that it read earlier
 	ops        []*op
 	pinWrites  []*pinWrite
+	locks      []*pinWrite // the writes of the record of the lock
 }
 
 // pinWrite is a write of a pin's record.
@@ -30,6 +31,8 @@ type pinWrite struct {
 	done int           // the step at which the writer knows it, and the pin is in effect; 0 before that
 	lost bool          // the writer got no answer, so the pin is in effect after the next list of the pins
 	root digest.Digest // "" if the pin was deleted
+	by   string        // the actor
+	lock *lockState    // of the record of the lock
 }
 
 // pinWritten notes a write. The writer calls done when the write has returned, with the error of the answer.
@@ -83,6 +86,8 @@ type op struct {
 	container                   string        // container that the call created
 	wasPinned                   bool          // a pin existed when the call began or ended
 	removes                     bool
+	denied                      bool // the registry accepts no such caller
+	detached                    bool // the apply goes on after the call
 	err                         error
 }
 

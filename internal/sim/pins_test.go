@@ -60,6 +60,9 @@ func (c *check) activePins(ctx context.Context) {
 	}
 	active := make(map[string]string)
 	for _, p := range resp.GetPins() {
+		if p.GetScope() == lockRecord {
+			continue // see activeLock
+		}
 		name := p.GetScope() + "/" + p.GetRef()
 		active[name] = p.GetRoot().GetDigest()
 		if _, ok := c.pins[name]; !ok {

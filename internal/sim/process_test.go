@@ -138,6 +138,7 @@ func (w *world) startProcess() error {
 	}
 	p.ctx, p.cancel = context.WithCancel(as(context.Background(), "daemon"))
 	w.proc = p
+	w.lockInEffect() // its calls wait until it has read the lock
 	go func() {
 		defer close(p.ended)
 		p.service.Follow(p.ctx)
@@ -166,10 +167,20 @@ func (p *process) RegisterService(desc *grpc.ServiceDesc, impl any) {
 	p.services[desc.ServiceName], p.impl[desc.ServiceName] = desc, impl
 }
 
-// call calls a method of imagepin's services.
+// call calls a method of imagepin's services. It returns the last message of a stream.
 func call[Resp proto.Message](ctx context.Context, p *process, service, method string, req proto.Message) (resp Resp, _ error) {
 	if !strings.Contains(service, ".") {
 		service = "runtime.v1." + service
+	}
+	for _, m := range p.services[service].Streams {
+		if m.StreamName != method {
+			continue
+		}
+		s := &stream{ctx: ctx, req: req}
+		if err := m.Handler(p.impl[service], s); err != nil || s.last == nil {
+			return resp, err
+		}
+		return s.last.(Resp), nil
 	}
 	for _, m := range p.services[service].Methods {
 		if m.MethodName != method {
@@ -196,4 +207,27 @@ func call[Resp proto.Message](ctx context.Context, p *process, service, method s
 		return resp, proto.Unmarshal(b, resp)
 	}
 	return resp, fmt.Errorf("no method %s", method)
+}
+
+// stream is a call whose answer is a stream. It keeps the last message.
+type stream struct {
+	grpc.ServerStream
+	ctx  context.Context
+	req  proto.Message
+	last any
+}
+
+func (s *stream) Context() context.Context { return s.ctx }
+
+func (s *stream) RecvMsg(into any) error {
+	b, err := proto.Marshal(s.req)
+	if err != nil {
+		return err
+	}
+	return proto.Unmarshal(b, into.(proto.Message))
+}
+
+func (s *stream) SendMsg(m any) error {
+	s.last = m
+	return nil
 }

@@ -74,7 +74,10 @@ func (i *imageStore) Create(ctx context.Context, img images.Image) (images.Image
 	}
 	var answer error
 	made, err := i.Store.Create(ctx, img)
-	if err == nil && i.name == "pins" {
+	if err == nil && i.name == "pins" && img.Name == lockRecord {
+		done := i.w.lockWritten(ctx, img.Target.Digest)
+		defer func() { done(answer) }()
+	} else if err == nil && i.name == "pins" {
 		i.w.facts.pins.Store(img.Name, true)
 		done := i.w.facts.pinWritten(img.Name, i.w.steps, img.Target.Digest)
 		defer func() { done(i.w.steps, answer) }()
@@ -96,7 +99,10 @@ func (i *imageStore) Update(ctx context.Context, img images.Image, paths ...stri
 	}
 	var answer error
 	made, err := i.Store.Update(ctx, img, paths...)
-	if err == nil && i.name == "pins" {
+	if err == nil && i.name == "pins" && img.Name == lockRecord {
+		done := i.w.lockWritten(ctx, img.Target.Digest)
+		defer func() { done(answer) }()
+	} else if err == nil && i.name == "pins" {
 		done := i.w.facts.pinWritten(img.Name, i.w.steps, made.Target.Digest)
 		defer func() { done(i.w.steps, answer) }()
 	}
@@ -119,7 +125,10 @@ func (i *imageStore) Delete(ctx context.Context, name string, opts ...images.Del
 	if err := i.Store.Delete(ctx, name, opts...); err != nil {
 		return err
 	}
-	if i.name == "pins" {
+	if i.name == "pins" && name == lockRecord {
+		done := i.w.lockWritten(ctx, "")
+		defer func() { done(answer) }()
+	} else if i.name == "pins" {
 		done := i.w.facts.pinWritten(name, i.w.steps, "")
 		defer func() { done(i.w.steps, answer) }()
 	}

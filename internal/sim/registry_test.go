@@ -7,9 +7,11 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/containerd/containerd/v2/core/content"
@@ -26,6 +28,10 @@ const (
 	// slowHost is a registry that sends layers slowly. slowNames repositories of a tenant are in it.
 	slowHost  = "slow.example"
 	slowNames = 6
+	// privateHost is a registry that asks for a credential. privateNames repositories of a tenant are in it.
+	privateHost  = "private.example"
+	privateApp   = privateHost + "/team/app"
+	privateNames = 4
 )
 
 // registry is a registry with the images of a history.
@@ -38,6 +44,7 @@ type registry struct {
 	tags   map[string]*build // by reference
 	builds []*build
 	faults int            // number of next requests that fail
+	away   bool           // no host can be reached
 	failed []int          // steps of failed requests
 	moved  map[string]int // step of the last move of each tag
 }
@@ -69,6 +76,12 @@ func newRegistry(w *world) *registry {
 	r.builds = []*build{a, b, c, d, e}
 	r.tags[app+":1"], r.tags[app+":2"], r.tags[app+":3"] = a, a, b
 	r.tags[other+":1"], r.tags[other+":2"] = b, d
+	for i := range 3 {
+		r.tags[fmt.Sprintf("%s:%d", privateApp, i+1)] = e
+	}
+	for i := range privateNames {
+		r.tags[fmt.Sprintf("%s/tenant/%d:1", privateHost, i)] = e
+	}
 	for i := range slowNames { // half of them have all layers of another registry's image
 		r.tags[slowRef(i)] = []*build{b, e}[i%2]
 	}
@@ -213,6 +226,23 @@ func (r *registry) fail(n int) {
 	r.faults += n
 }
 
+// setAway makes all hosts unreachable, or reachable again.
+func (r *registry) setAway(away bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.away = away
+}
+
+// reach fails if the hosts cannot be reached.
+func (r *registry) reach() error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.away {
+		return &net.OpError{Op: "dial", Net: "tcp", Err: syscall.ECONNREFUSED}
+	}
+	return nil
+}
+
 // failedSince reports whether a request has failed, or could have failed, since a step.
 func (r *registry) failedSince(step int) bool {
 	r.mu.Lock()
@@ -235,6 +265,9 @@ func (t transport) RoundTrip(req *http.Request) (*http.Response, error) {
 		return nil, err
 	}
 	if err := context.Cause(ctx); err != nil {
+		return nil, err
+	}
+	if err := t.r.reach(); err != nil {
 		return nil, err
 	}
 	resp := t.r.serve(req, path)
@@ -300,6 +333,11 @@ func (r *registry) serve(req *http.Request, path string) *http.Response {
 		r.failed = append(r.failed, r.w.steps)
 		r.w.write("registry", "  answers 500")
 		return respond(http.StatusInternalServerError, "")
+	}
+	if _, _, known := req.BasicAuth(); !known && req.URL.Host == privateHost {
+		resp := respond(http.StatusUnauthorized, "")
+		resp.Header.Set("WWW-Authenticate", `Basic realm="private"`)
+		return resp
 	}
 	repo, name, manifest := strings.Cut(path, "/manifests/")
 	if !manifest {

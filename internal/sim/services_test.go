@@ -134,6 +134,12 @@ func (w *contentWriter) Commit(ctx context.Context, size int64, expected digest.
 	return w.Writer.Commit(ctx, size, expected, opts...)
 }
 
+// extractKey matches the time and the random text in the key of a snapshot that containerd's unpacker prepares.
+var extractKey = regexp.MustCompile(`extract-\d+-.{4}`)
+
+// withoutRandom returns the key of a snapshot without the random text: pulls that end at the same time do so in any order.
+func withoutRandom(key string) string { return extractKey.ReplaceAllString(key, "extract") }
+
 // leaseManager is containerd's lease manager for a process.
 type leaseManager struct {
 	leases.Manager
@@ -259,7 +265,7 @@ func (s *snapshotter) Commit(ctx context.Context, name, key string, opts ...snap
 }
 
 func (s *snapshotter) Remove(ctx context.Context, key string) error {
-	if err := s.step(ctx, "remove"); err != nil {
+	if err := s.step(ctx, "remove %s", withoutRandom(key)); err != nil {
 		return err
 	}
 	return s.Snapshotter.Remove(ctx, key)
@@ -310,6 +316,9 @@ type eventService struct {
 func (e eventService) Publish(ctx context.Context, topic string, event events.Event) error {
 	if err := e.w.alive(e.owner); err != nil {
 		return err
+	}
+	if topic == lockTopic {
+		e.w.lockInEffect()
 	}
 	return e.w.bus.Publish(ctx, topic, event)
 }

@@ -120,6 +120,12 @@ func (w *world) runHistory() error {
 		w.wrong(neverSettles, "not settled after %d turns, calls without an answer: %q", w.turns, waiting)
 		return nil
 	}
+	if w.choice.private {
+		w.registry.setAway(true)
+		w.begin("offline", func(ctx context.Context) { w.caller(ctx, "offline").startOffline() })
+		run()
+		w.registry.setAway(false)
+	}
 	w.write("history", "all actions ended, grace times pass")
 	w.pass(3*time.Hour, maxTurns)
 	if err := w.collect(inK8s(context.Background())); err != nil {
@@ -133,6 +139,7 @@ func (w *world) runHistory() error {
 	w.begin("check", func(ctx context.Context) {
 		c.listed(ctx)
 		c.activePins(ctx)
+		c.activeLock(ctx)
 	})
 	run()
 	return nil

@@ -290,7 +290,7 @@ func describe(e *events.Envelope) (topic, name string) {
 	case *eventsapi.SnapshotCommit:
 		return e.Topic, v.Name
 	case *eventsapi.SnapshotRemove:
-		return e.Topic, v.Key
+		return e.Topic, withoutRandom(v.Key)
 	case *eventsapi.ContentDelete:
 		return e.Topic, v.Digest
 	}

@@ -83,8 +83,12 @@ func namespaced(ctx context.Context) context.Context {
 
 // Load reads the lock of the node. If it cannot be read, the node has no lock, everything that is retained stays so, and
 // [Store.Err] returns the reason. Load fails if containerd does not answer. It reads nothing if it has read the lock before,
-// because no other process writes it.
+// because no other process writes it: then it does not wait for a Keep or a Write either, for which all calls of a node whose
+// configuration is reloaded would wait.
 func (s *Store) Load(ctx context.Context) error {
+	if s.isLoaded() {
+		return nil
+	}
 	s.write.Lock()
 	defer s.write.Unlock()
 	if s.isLoaded() {

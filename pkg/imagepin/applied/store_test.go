@@ -299,6 +299,27 @@ func TestKeep(t *testing.T) {
 	}
 }
 
+// TestLoadDuringKeep checks that a reload does not wait until an apply has retained its images.
+func TestLoadDuringKeep(t *testing.T) {
+	e := newEnv(t)
+	c := e.config(e.pins)
+	var loaded error
+	c.Retain = func(ctx context.Context, _ ...digest.Digest) error {
+		done := make(chan error, 1)
+		go func() { done <- e.Load(ctx) }()
+		select {
+		case loaded = <-done:
+			return nil
+		case <-time.After(time.Minute):
+			return errors.New("Load waits for Keep")
+		}
+	}
+	e.Store = New(c)
+	noError(t, e.Load(e.ctx))
+	noError(t, e.Keep(e.ctx, digests([]string{"new"})))
+	noError(t, loaded)
+}
+
 func digests(texts []string) (all []digest.Digest) {
 	for _, text := range texts {
 		all = append(all, root(text).Digest)

@@ -191,12 +191,15 @@ func (s *containers) resolveImages(ctx context.Context, specs []*runtime.ImageSp
 			continue
 		}
 		w := containerImage{spec: spec, entry: e, root: e.Root, lock: s.Decider.LockDigest()}
-		if ref, ok := podReference(spec, e); ok {
-			var err error
-			if w.pin, w.scope, err = s.Decider.PinForPod(s.namespaced(ctx), ref, pod); err != nil {
+		if ref, inRepository, ok := podReference(spec, e); ok {
+			held, scope, err := s.Decider.PinForPod(s.namespaced(ctx), ref, pod)
+			if err != nil {
 				return nil, err
 			}
-			w.ref = ref
+			// After a lock has moved the tag, the only entry of the image can be in a repository that it was copied to.
+			if inRepository || scope == policy.LockScope {
+				w.ref, w.pin, w.scope = ref, held, scope
+			}
 		}
 		if w.pin != nil {
 			w.root = w.pin.Root
@@ -244,19 +247,23 @@ func (s *containers) failIfGone(ctx context.Context, name string, t runtimeplatf
 	}
 }
 
-// podReference returns the reference by which a pod names an image, if it is in the image's repository. It returns
-// false for an image ID alone, which has no reference.
-func podReference(spec *runtime.ImageSpec, e imagepin.Entry) (reference.Named, bool) {
+// podReference returns the reference by which a pod names an image, and whether it is in the image's repository. It prefers one that
+// is. ok is false for an image ID alone, which has no reference.
+func podReference(spec *runtime.ImageSpec, e imagepin.Entry) (ref reference.Named, inRepository, ok bool) {
 	for _, name := range []string{spec.GetUserSpecifiedImage(), spec.GetImage()} {
 		if _, err := digest.Parse(name); name == "" || err == nil {
 			continue
 		}
-		ref, err := reference.ParseDockerRef(name)
-		if err == nil && ref.Name() == byDigest(e).Name() {
-			return ref, true
+		named, err := reference.ParseDockerRef(name)
+		switch {
+		case err != nil:
+		case named.Name() == byDigest(e).Name():
+			return named, true, true
+		case ref == nil:
+			ref = named
 		}
 	}
-	return nil, false
+	return ref, false, ref != nil
 }
 
 // podOf returns the fields of a sandbox that policies match.

@@ -1,6 +1,7 @@
 package lease
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -8,6 +9,7 @@ import (
 	"time"
 
 	"github.com/containerd/containerd/v2/core/leases"
+	"github.com/containerd/containerd/v2/pkg/namespaces"
 	"github.com/containerd/errdefs"
 )
 
@@ -16,12 +18,20 @@ import (
 type Calls struct {
 	leases.Manager
 	mu    sync.Mutex
-	calls map[string]bool // by ID: whether the call is over
+	calls map[callID]bool // whether the call is over
+}
+
+// callID identifies the lease of a call. The leases of a lock are in the namespace of pins.
+type callID struct{ namespace, lease string }
+
+func idOf(ctx context.Context, lease string) callID {
+	namespace, _ := namespaces.Namespace(ctx) // without one, containerd has failed
+	return callID{namespace, lease}
 }
 
 // NewCalls returns a Calls that uses m.
 func NewCalls(m leases.Manager) *Calls {
-	return &Calls{Manager: m, calls: make(map[string]bool)}
+	return &Calls{Manager: m, calls: make(map[callID]bool)}
 }
 
 // createTimeout bounds how long Create waits after its caller has gone.
@@ -47,7 +57,7 @@ func (c *Calls) Create(ctx context.Context, opts ...leases.Opt) (leases.Lease, e
 			l = made // the manager may have chosen another ID
 		}
 		c.mu.Lock()
-		c.calls[l.ID] = err != nil
+		c.calls[idOf(ctx, l.ID)] = err != nil
 		c.mu.Unlock()
 	}
 	return made, err
@@ -58,29 +68,33 @@ func (c *Calls) Delete(ctx context.Context, l leases.Lease, opts ...leases.Delet
 	err := c.Manager.Delete(ctx, l, opts...)
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if _, ok := c.calls[l.ID]; ok {
+	id := idOf(ctx, l.ID)
+	if _, ok := c.calls[id]; ok {
 		if err == nil || errdefs.IsNotFound(err) {
-			delete(c.calls, l.ID)
+			delete(c.calls, id)
 		} else {
-			c.calls[l.ID] = true
+			c.calls[id] = true
 		}
 	}
 	return err
 }
 
-// Retry deletes the leases of calls that are over.
+// Retry deletes the leases of calls that are over, in all namespaces.
 func (c *Calls) Retry(ctx context.Context) error {
 	c.mu.Lock()
-	var over []string
+	var over []callID
 	for id, done := range c.calls {
 		if done {
 			over = append(over, id)
 		}
 	}
 	c.mu.Unlock()
-	slices.Sort(over) // a map has no order, and replays of the simulator compare the calls
+	// A map has no order, and replays of the simulator compare the calls.
+	slices.SortFunc(over, func(a, b callID) int {
+		return cmp.Or(cmp.Compare(a.namespace, b.namespace), cmp.Compare(a.lease, b.lease))
+	})
 	for _, id := range over {
-		if err := c.Delete(ctx, leases.Lease{ID: id}); err != nil && !errdefs.IsNotFound(err) {
+		if err := c.Delete(namespaces.WithNamespace(ctx, id.namespace), leases.Lease{ID: id.lease}); err != nil && !errdefs.IsNotFound(err) {
 			return fmt.Errorf("delete the lease of a finished call: %w", err)
 		}
 	}

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/containerd/containerd/v2/core/leases"
+	"github.com/containerd/containerd/v2/pkg/namespaces"
 
 	"github.com/imagepin/imagepin/internal/ctdtest"
 	"github.com/imagepin/imagepin/pkg/imagepin"
@@ -132,5 +133,35 @@ func TestCreateForCanceledCaller(t *testing.T) {
 	}
 	if err := u.Delete(n.Context(t), l); err != nil || len(u.calls) != 0 {
 		t.Errorf("delete: %v, remembered leases %v, want none", err, u.calls)
+	}
+}
+
+// TestRetryInNamespaces checks that a lease in the namespace of pins, such as that of a write of the lock, is deleted too.
+func TestRetryInNamespaces(t *testing.T) {
+	n := ctdtest.New(t)
+	m := &unreachable{Manager: n.Leases}
+	u := NewCalls(m)
+	for _, namespace := range []string{"k8s.io", "imagepin"} {
+		ctx := namespaces.WithNamespace(t.Context(), namespace)
+		if _, err := u.Create(ctx, leases.WithID("same"), leases.WithLabel(imagepin.LeaseLabel, string(Pull))); err != nil {
+			t.Fatal(err)
+		}
+		m.down = true
+		if err := u.Delete(ctx, leases.Lease{ID: "same"}); !errors.Is(err, errUnreachable) {
+			t.Fatalf("delete in %s: got %v, want %v", namespace, err, errUnreachable)
+		}
+		m.down = false
+	}
+	if err := u.Retry(namespaces.WithNamespace(t.Context(), "k8s.io")); err != nil {
+		t.Fatal(err)
+	}
+	for _, namespace := range []string{"k8s.io", "imagepin"} {
+		all, err := n.Leases.List(namespaces.WithNamespace(t.Context(), namespace))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(all) > 0 {
+			t.Errorf("namespace %s has leases %v, want none", namespace, all)
+		}
 	}
 }
