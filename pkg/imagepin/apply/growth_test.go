@@ -69,9 +69,6 @@ func TestMemoryOfBundle(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			e := newEnv(t, handlers[:1]...)
-			if testing.Short() { // make test-unit, with the race detector
-				c.images, c.layers = c.images/5, c.layers/4
-			}
 			path, l := writeFleet(t, c.images, c.layers, c.platforms...)
 			result, grown := heaptest.Of(t, func() Result {
 				f, err := Open(path)

@@ -92,10 +92,7 @@ func fleet(t testing.TB, images, platforms int) *lock.Lock {
 // TestFleetLock checks that large locks are read, in each form, and what they need: a lock in memory has up to three times the
 // size of its text.
 func TestFleetLock(t *testing.T) {
-	images := 2_000
-	if testing.Short() { // make test-unit, with the race detector
-		images = 200
-	}
+	const images = 2_000
 	for _, c := range []struct{ images, platforms int }{{images, 16}, {images, 1}} {
 		l := fleet(t, c.images, c.platforms)
 		text, grown := heaptest.Of(t, func() []byte { return []byte(marshal(t, l)) })
