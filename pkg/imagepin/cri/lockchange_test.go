@@ -52,3 +52,29 @@ func TestLockChangesDuringCreateContainer(t *testing.T) {
 		t.Errorf("the other attempt: %v, want NotInLock", err)
 	}
 }
+
+// TestLockDecidesImageOfCopy creates a container with the image ID of before a lock moved the tag. Only a copy in another repository
+// still has that image. The container runs the image of the lock.
+func TestLockDecidesImageOfCopy(t *testing.T) {
+	p := newPinnedNode(t, policy.Off)
+	before, after := versionOf("before", "0"), versionOf("after", "0")
+	p.put(after, "", after.byDigest, pinnedTag)
+	before.byDigest = "registry.example/copies/app@" + before.root.Digest.String()
+	p.put(before, "", before.byDigest)
+	specs := []*runtime.ImageSpec{{Image: before.id.String(), UserSpecifiedImage: pinnedTag}}
+	c, target := &containers{p.base}, p.Runtimes().Default().Target
+	want := func(what string, v version) {
+		t.Helper()
+		images, err := c.resolveImages(p.ctx(), specs, policy.Pod{}, target)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := images[0].root.Digest; got != v.root.Digest {
+			t.Errorf("%s: got %s, want %s", what, got, v.root.Digest)
+		}
+	}
+	want("without a lock", before)
+	id := pin.ID{Scope: policy.LockScope, Ref: pinnedTag}
+	p.Pins.(*pin.Store).SetLock([]pin.Pin{{ID: id, Root: after.root, By: pin.ByLock, Retain: true}}, nil)
+	want("with a lock", after)
+}
