@@ -37,7 +37,7 @@ func (s *Store) MarkUnused(ctx context.Context) (unused []imagepin.Entry, _ erro
 		if !s.IsUnused(*e) {
 			marked.UnusedAt = time.Time{}
 		} else {
-			if e.UnusedAt.IsZero() {
+			if e.UnusedAt.IsZero() || e.UnusedAt.Before(e.ReadyAt) { // the latter if the node's clock was wrong, as before its first synchronization
 				marked.UnusedAt = now
 			}
 			unused = append(unused, marked)

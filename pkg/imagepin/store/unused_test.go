@@ -172,6 +172,33 @@ func TestExpired(t *testing.T) {
 	wantEqual(t, "keys to remove", texts(e.store.ExpiredBeside()...), texts(keysOf(entries(tag, i, nativeToo, 0))...))
 }
 
+// TestUnusedByWrongClock has a key that became unused while the node's clock had not been synchronized. It does not expire with the
+// synchronization, but is kept from the next start.
+func TestUnusedByWrongClock(t *testing.T) {
+	e := newEnv(t)
+	i := e.image("a")
+	ctx, done := e.Lease(t)
+	e.place(ctx, t, i, foreign)
+	keys := entries(tag, i, foreign, 0)
+	for at := range keys {
+		keys[at].UnusedAt = time.Unix(0, 0)
+	}
+	if _, err := e.store.Put(ctx, "", keys...); err != nil {
+		t.Fatal(err)
+	}
+	done()
+	e.configured(t, runtimeplatform.Handler{Name: "runc", Snapshotter: "first"})
+	e.loaded(t)
+	e.markUnused(t)
+	for _, img := range e.store.Images() {
+		for _, k := range img.Entries {
+			if e.store.Expired(k) || time.Since(k.UnusedAt) > time.Hour {
+				t.Errorf("key %s: got unused since %s", k.Key, k.UnusedAt)
+			}
+		}
+	}
+}
+
 // TestUnusedBesideReady has an image that is ready for two targets, one of which loses its handler. A pull with another
 // credential, and a repair, record the other key again. The unused key stays.
 func TestUnusedBesideReady(t *testing.T) {
