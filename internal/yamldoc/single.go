@@ -34,14 +34,22 @@ func Single(data []byte) error {
 }
 
 // canHaveMore reports whether there can be content after the first document. It is cheaper than to parse data again: only a
-// marker begins another document or ends one, and only braces, brackets and quotes can end before the end of the file without one.
+// marker begins another document or ends one, and only braces, brackets, quotes and what is indented can end before the end of the
+// file without one.
 func canHaveMore(data []byte) bool {
-	text := bytes.TrimSpace(bytes.TrimPrefix(data, []byte("\ufeff")))
-	text = bytes.TrimPrefix(text, []byte("---"))
+	begin := bytes.TrimLeft(bytes.TrimPrefix(data, []byte("\ufeff")), "\r\n")
+	text := bytes.TrimSpace(begin)
+	text, marked := bytes.CutPrefix(text, []byte("---"))
 	if bytes.Contains(text, []byte("---")) || bytes.Contains(text, []byte("...")) {
 		return true
 	}
+	if marked {
+		begin = bytes.TrimLeft(text, "\r\n")
+	}
 	text = bytes.TrimSpace(text)
+	if len(text) > 0 && begin[0] != text[0] && !json.Valid(text) {
+		return true
+	}
 	return len(text) > 0 && bytes.IndexByte([]byte(`{["'&!#%`), text[0]) >= 0 && !json.Valid(text)
 }
 

@@ -35,6 +35,11 @@ func TestSingle(t *testing.T) {
 		"a: 1\n...\nb: 2\n":                 "document 1",
 		"a: 1\n---\n\tb\n":                  "line 3",
 		"\ufeff{a: 1}\n{b: 2}\n":            "document 1",
+		" a: 1\nb: 2\n":                     "document 1",
+		"\n  a: 1\n b: 2\n":                 "document 1",
+		"---\n\n  a: 1\n- b\n":              "document 1",
+		"\ufeff  a: 1\n  b: 2\n":            "",
+		"--- a\n":                           "",
 	} {
 		err := Single([]byte(text))
 		if (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {

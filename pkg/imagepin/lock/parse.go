@@ -1,12 +1,17 @@
 package lock
 
 import (
+	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io"
 	"slices"
+	"strings"
 
 	"github.com/distribution/reference"
 	"go.yaml.in/yaml/v3"
+	k8syaml "sigs.k8s.io/yaml"
 
 	"github.com/imagepin/imagepin/internal/yamldoc"
 	"github.com/imagepin/imagepin/pkg/imagepin"
@@ -17,8 +22,8 @@ import (
 // or if it is over a limit.
 //
 // A YAML parser needs up to some hundred times the size of a text, and an alias repeats what it names. So Parse reads the images of
-// a lock of more than [MaxImageSize] one by one. Such a lock has to be in JSON, or each image has to begin on a line of its own, as
-// Marshal, kbld and imgpkg write it.
+// a lock of more than [MaxImageSize] one by one. Such a lock has to be in JSON, or each image has to begin on a line of its own, with
+// its other lines indented, as Marshal, kbld and imgpkg write it.
 func Parse(data []byte) (*Lock, error) {
 	if len(data) > MaxSize {
 		return nil, invalid(nil, "%d bytes, a lock has at most %d", len(data), MaxSize)
@@ -74,6 +79,9 @@ func (p *parser) large(data []byte) (*Lock, error) {
 	if err != nil {
 		return nil, err
 	}
+	if err := yamldoc.Single(parts.rest); err != nil {
+		return nil, several(err)
+	}
 	if err := head.check(parts.images + len(inline)); err != nil {
 		return nil, err
 	}
@@ -84,11 +92,11 @@ func (p *parser) large(data []byte) (*Lock, error) {
 		if len(text) > MaxImageSize {
 			return nil, invalid(nil, "images[%d] in line %d: more than %d bytes", len(p.images), line, MaxImageSize)
 		}
-		n, err := parseYAML(text)
+		n, err := parsePart(text)
 		if err != nil {
 			return nil, invalid(err, "images[%d] in line %d: not a lock", len(p.images), line)
 		}
-		if n.Kind == yaml.SequenceNode && len(n.Content) == 1 {
+		if parts.listed && n.Kind == yaml.SequenceNode && len(n.Content) == 1 {
 			n = n.Content[0]
 		}
 		if err := p.add(n); err != nil {
@@ -217,17 +225,33 @@ func parseYAML(text []byte) (*yaml.Node, error) {
 	return document.Content[0], nil
 }
 
+// parsePart returns the content of a part of a lock. It fails if there is more than one document.
+func parsePart(text []byte) (*yaml.Node, error) {
+	d := yaml.NewDecoder(bytes.NewReader(text))
+	var document, next yaml.Node
+	if err := d.Decode(&document); err != nil {
+		return nil, err
+	}
+	switch err := d.Decode(&next); {
+	case err == nil:
+		return nil, errorAt(&next, "there is another document")
+	case !errors.Is(err, io.EOF):
+		return nil, err
+	}
+	return document.Content[0], nil
+}
+
 // fieldsOf returns the fields of a mapping.
 func fieldsOf(n *yaml.Node, known ...string) (map[string]*yaml.Node, error) {
 	fields := make(map[string]*yaml.Node)
-	err := eachMember(n, func(name *yaml.Node, value *yaml.Node) error {
-		if !slices.Contains(known, name.Value) {
-			return errorAt(name, "unknown field %.80q", name.Value)
+	err := eachMember(n, func(name string, at, value *yaml.Node) error {
+		if !slices.Contains(known, name) {
+			return errorAt(at, "unknown field %.80q", name)
 		}
-		if fields[name.Value] != nil {
-			return errorAt(name, "field %q is there twice", name.Value)
+		if fields[name] != nil {
+			return errorAt(at, "field %q is there twice", name)
 		}
-		fields[name.Value] = value
+		fields[name] = value
 		return nil
 	})
 	return fields, err
@@ -236,19 +260,19 @@ func fieldsOf(n *yaml.Node, known ...string) (map[string]*yaml.Node, error) {
 // textsOf returns a mapping of texts.
 func textsOf(n *yaml.Node) (map[string]string, error) {
 	texts := make(map[string]string)
-	err := eachMember(n, func(name, value *yaml.Node) error {
-		if _, ok := texts[name.Value]; ok {
-			return errorAt(name, "%.80q is there twice", name.Value)
+	err := eachMember(n, func(name string, at, value *yaml.Node) error {
+		if _, ok := texts[name]; ok {
+			return errorAt(at, "%.80q is there twice", name)
 		}
 		text, err := textOf(value)
-		texts[name.Value] = text
+		texts[name] = text
 		return err
 	})
 	return texts, err
 }
 
-// eachMember calls a function for each member of a mapping.
-func eachMember(n *yaml.Node, each func(name, value *yaml.Node) error) error {
+// eachMember calls a function for each member of a mapping, with its name as a text and as a node.
+func eachMember(n *yaml.Node, each func(name string, at, value *yaml.Node) error) error {
 	switch {
 	case isNull(n):
 		return nil
@@ -258,15 +282,23 @@ func eachMember(n *yaml.Node, each func(name, value *yaml.Node) error) error {
 		return errorAt(n, "it is not a mapping")
 	}
 	for at := 0; at+1 < len(n.Content); at += 2 {
-		if _, err := textOf(n.Content[at]); err != nil {
+		name := n.Content[at]
+		if isNull(name) {
+			return errorAt(name, "a name is null")
+		}
+		text, err := textOf(name)
+		if err != nil {
 			return err
 		}
-		if err := each(n.Content[at], n.Content[at+1]); err != nil {
+		if err := each(text, name, n.Content[at+1]); err != nil {
 			return err
 		}
 	}
 	return nil
 }
+
+// oldBools are the bools of YAML 1.1 that are texts in YAML 1.2.
+var oldBools = []string{"y", "n", "yes", "no", "on", "off"}
 
 // textOf returns a text. It is empty for null.
 func textOf(n *yaml.Node) (string, error) {
@@ -278,8 +310,15 @@ func textOf(n *yaml.Node) (string, error) {
 	case n.Kind != yaml.ScalarNode:
 		return "", errorAt(n, "it is not a text")
 	}
-	switch n.ShortTag() {
-	case "!!str", "!!timestamp": // a timestamp without quotes is a text in JSON
+	const plain = 0
+	switch tag := n.ShortTag(); {
+	case n.Style == plain && (tag == "!!int" || tag == "!!float" || tag == "!!bool" || slices.Contains(oldBools, strings.ToLower(n.Value))):
+		// The text of a number or a bool without quotes is that of kbld and imgpkg.
+		var text string
+		if err := k8syaml.Unmarshal([]byte(n.Value), &text); err == nil {
+			return text, nil
+		}
+	case tag == "!!str" || tag == "!!timestamp": // a timestamp without quotes is a text in JSON
 		return n.Value, nil
 	}
 	return "", errorAt(n, "%.80q is not a text: quote it", n.Value)

@@ -17,6 +17,8 @@ type parts struct {
 	images int
 	// all returns the images, each as a document of its own, with the line in which it begins.
 	all func() iter.Seq2[int, []byte]
+	// listed reports that each of these documents is a list of one image.
+	listed bool
 }
 
 // split splits a lock in JSON, or one in YAML in which each image begins on a line of its own.
@@ -68,7 +70,7 @@ func splitJSON(text []byte) (*parts, error) {
 
 // splitYAML splits a lock by its lines: an image begins with a dash in the column of the first one.
 func splitYAML(text []byte) (*parts, error) {
-	p := &parts{}
+	p := &parts{listed: true}
 	for l := range lines(text) {
 		switch {
 		case l.image && l.first:
@@ -144,8 +146,9 @@ func lines(text []byte) iter.Seq[line] {
 				column, l.image, l.first = indent, true, true
 			case inImages && indent == column && isDash:
 				l.image, l.first = true, true
-			case inImages && column >= 0 && indent > 0 && indent >= column:
+			case inImages && column >= 0 && indent > 0: // one with a smaller indent than the dash is refused with its image
 				l.image = true
+			case !content && l.text[0] == '%': // a directive, or no YAML
 			default:
 				content = true
 				if inImages = isImages(l.text); inImages {
@@ -167,7 +170,11 @@ func isMarker(text []byte) bool {
 
 // isImages reports whether a line is the field of the images, without a value.
 func isImages(text []byte) bool {
-	rest, ok := bytes.CutPrefix(text, []byte("images:"))
-	rest = bytes.TrimSpace(rest)
-	return ok && (len(rest) == 0 || rest[0] == '#')
+	for _, field := range []string{"images:", `"images":`, "'images':"} {
+		if rest, ok := bytes.CutPrefix(text, []byte(field)); ok {
+			rest = bytes.TrimSpace(rest)
+			return len(rest) == 0 || rest[0] == '#'
+		}
+	}
+	return false
 }
