@@ -135,6 +135,11 @@ func decode(d digest.Digest, buffer *[size512]byte) ([]byte, bool) {
 	default:
 		return nil, false
 	}
+	for _, c := range d[len(prefix256):] {
+		if 'A' <= c && c <= 'F' {
+			return nil, false // hex.Decode accepts it, but it is not a digest
+		}
+	}
 	n, err := hex.Decode(buffer[:], []byte(d[len(prefix256):]))
 	return buffer[:n], err == nil
 }
