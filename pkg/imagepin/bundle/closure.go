@@ -251,21 +251,21 @@ func (c *closure) addIndex(n uint32, data []byte) error {
 	if err := c.countListed(doc.manifests.number); err != nil {
 		return err
 	}
-	present, err := c.present(doc)
-	if err != nil {
-		return err
-	}
 	at := 0
-	return doc.manifests.each(func(d ocispec.Descriptor) error {
-		at++
-		if !present(at-1, d) {
-			return c.addAbsent(n, d)
-		}
-		if err := c.addChild(n, d); err != nil {
-			return fmt.Errorf("index %s: %w", of.Digest, err)
-		}
-		return nil
-	})
+	present, err := c.present(doc)
+	if err == nil {
+		err = doc.manifests.each(func(d ocispec.Descriptor) error {
+			at++
+			if !present(at-1, d) {
+				return c.addAbsent(n, d)
+			}
+			return c.addChild(n, d)
+		})
+	}
+	if err != nil {
+		return fmt.Errorf("index %s: %w", of.Digest, err)
+	}
+	return nil
 }
 
 // addChild adds what an index lists.
@@ -370,14 +370,17 @@ func (c *closure) addManifest(n uint32, data []byte) error {
 	if err := c.countListed(doc.layers.number); err != nil {
 		return err
 	}
-	return doc.layers.each(func(d ocispec.Descriptor) error {
+	err = doc.layers.each(func(d ocispec.Descriptor) error {
 		layer, mediaType, err := c.note(d, first)
-		if err != nil {
-			return fmt.Errorf("%s: %w", of.Digest, err)
+		if err == nil {
+			c.addLayer(layer, mediaType)
 		}
-		c.addLayer(layer, mediaType)
-		return nil
+		return err
 	})
+	if err != nil {
+		return fmt.Errorf("manifest %s: %w", of.Digest, err)
+	}
+	return nil
 }
 
 // addLayer adds a layer that a manifest lists, or an index.

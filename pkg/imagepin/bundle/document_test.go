@@ -8,6 +8,8 @@ import (
 
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+
+	"github.com/imagepin/imagepin/pkg/imagepin/lock"
 )
 
 var (
@@ -78,5 +80,26 @@ func TestDocument(t *testing.T) {
 	}
 	if _, err := parse(anIndex, []byte(`{"fsLayers":null}`)); err == nil {
 		t.Error("an index with layers of a schema 1 manifest is accepted")
+	}
+}
+
+// TestInvalidDescriptorNamesItsDocument checks that an error of a descriptor in a list names the index or the manifest that has the list.
+func TestInvalidDescriptorNamesItsDocument(t *testing.T) {
+	c := newClosure(&lock.Lock{})
+	c.present = choose(nil)
+	for n, d := range []ocispec.Descriptor{anIndex, aManifest} {
+		if err := c.addRoot(d, 0); err != nil {
+			t.Fatal(err)
+		}
+		add, text := c.addIndex, `{"manifests":[%s]}`
+		if d.MediaType == aManifest.MediaType {
+			add, text = c.addManifest, `{"config":`+listedText+`,"layers":[%s]}`
+		}
+		for _, bad := range []string{`{"digest":"sha256:1"}`, `{"size":1.5}`, strings.Replace(listedText, `"size":1`, `"size":2`, 1)} {
+			err := add(c.roots[n], fmt.Appendf(nil, text, listedText+","+bad))
+			if err == nil || !strings.Contains(err.Error(), string(d.Digest)+": ") {
+				t.Errorf("%s in %s: got %v", bad, d.MediaType, err)
+			}
+		}
 	}
 }
