@@ -150,6 +150,18 @@ func TestSchedule(t *testing.T) {
 		if next := schedule(waiting, 4*time.Minute); next != 90*time.Second {
 			t.Errorf("got the next loss due in %s, want 1m30s", next)
 		}
+
+		first, last := queued{Loss: health.Loss{Reason: "first"}, due: time.Now()}, queued{Loss: health.Loss{Reason: "last"}, due: time.Now().Add(time.Second)}
+		waiting, longest := repairAll(t.Context(), []queued{first, last}, func(context.Context, queued) time.Duration {
+			time.Sleep(2 * time.Second)
+			return repairLast
+		})
+		if next := schedule(waiting, time.Minute); next != -time.Second || longest != repairLast {
+			t.Errorf("got the loss that became due during a repair due in %s, longest delay %s, want -1s and %s", next, longest, repairLast)
+		}
+		if waiting, longest := repairAll(t.Context(), []queued{{due: time.Now().Add(time.Second)}}, repair); len(waiting) != 1 || longest != 0 {
+			t.Errorf("got %d losses and the longest delay %s, want the one that is not due, and none", len(waiting), longest)
+		}
 		if len(tried) != 3 || tried[0] != "old" || tried[1] != "new" || tried[2] != "old" {
 			t.Errorf("got attempts %q, want old, new, old", tried)
 		}

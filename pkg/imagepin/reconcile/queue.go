@@ -66,7 +66,7 @@ type repairFunc func(context.Context, queued) (retry time.Duration)
 type queued struct {
 	health.Loss
 	since time.Time
-	due   time.Time // when it is repaired next
+	due   time.Time // when it is repaired next; zero if it was tried and has no time yet
 }
 
 // queue has the keys to repair in one snapshotter.
@@ -231,22 +231,25 @@ func (q *queue) run(ctx context.Context) {
 		all := append(waiting, q.take()...)
 		waiting, longest = repairAll(ctx, all, q.repair)
 		q.done(all, waiting)
-		if len(waiting) > 0 {
+		if longest > 0 {
 			pause = min(pause, longest)
 			if longest == repairLastRefused {
 				pause = max(pause, repairLast)
 			}
+		}
+		if len(waiting) > 0 {
 			again = time.After(schedule(waiting, pause))
 		}
 	}
 }
 
-// schedule makes the losses that were tried just now due after a pause. It returns when the first loss is due.
+// schedule makes the losses that were tried just now due after a pause. It returns when the first loss is due. One that became
+// due while others were tried is due at once.
 func schedule(waiting []queued, pause time.Duration) (next time.Duration) {
 	now := time.Now()
 	next = pause
 	for i := range waiting {
-		if !waiting[i].due.After(now) {
+		if waiting[i].due.IsZero() {
 			waiting[i].due = now.Add(pause)
 		}
 		next = min(next, waiting[i].due.Sub(now))
@@ -274,13 +277,13 @@ func (p *repairs) recheck(ctx context.Context, waiting []queued) []queued {
 	return waiting
 }
 
-// repairAll repairs the losses that are due. It returns those to retry, and the longest delay before that.
+// repairAll repairs the losses that are due. It returns those to retry, and the longest delay before that, or zero if it tried
+// none of them.
 func repairAll(ctx context.Context, losses []queued, repair repairFunc) (again []queued, longest time.Duration) {
 	var (
 		g  errgroup.Group
 		mu sync.Mutex
 	)
-	longest = repairLastRefused
 	g.SetLimit(repairers)
 	now := time.Now()
 	for _, loss := range losses {
@@ -298,7 +301,10 @@ func repairAll(ctx context.Context, losses []queued, repair repairFunc) (again [
 			if retry > 0 {
 				mu.Lock()
 				defer mu.Unlock()
-				again, longest = append(again, loss), min(longest, retry)
+				if loss.due = (time.Time{}); longest == 0 || retry < longest {
+					longest = retry
+				}
+				again = append(again, loss)
 			}
 			return nil
 		})
