@@ -22,6 +22,10 @@ import (
 	"github.com/imagepin/imagepin/integration/testkit"
 )
 
+// betweenRemovals are the failpoints of a repair that begins between the removals of two snapshots: it fails, records that the key is
+// damaged, and collects what it leaves.
+var betweenRemovals = []string{"collect.leased", "collect.done", "check.viewed", "store.write", "store.commit"}
+
 // scenario is an operation during which containerd is killed at each failpoint.
 type scenario struct {
 	options node.Options
@@ -221,8 +225,7 @@ var crashScenarios = map[string]scenario{
 			}
 			return c.awaitStatus(c.Reg.Ref("app:1"), "runc", true)
 		},
-		// A repair that begins between the removals of two snapshots fails, and collects what it leaves.
-		sometimes: []string{"collect.leased", "collect.done"},
+		sometimes: betweenRemovals,
 	},
 	"drop of a key that cannot be repaired": {
 		options: node.Options{DiscardUnpackedLayers: true},
@@ -243,6 +246,7 @@ var crashScenarios = map[string]scenario{
 			}
 			return c.awaitStatus(c.Reg.Ref("app:1"), "runc", false)
 		},
+		sometimes: betweenRemovals,
 	},
 	"change of the default snapshotter": {
 		setup: func(c *killRig) {
