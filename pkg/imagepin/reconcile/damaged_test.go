@@ -9,6 +9,7 @@ import (
 
 	"github.com/containerd/errdefs"
 
+	"github.com/imagepin/imagepin/pkg/imagepin"
 	"github.com/imagepin/imagepin/pkg/imagepin/health"
 )
 
@@ -166,4 +167,55 @@ func TestSchedule(t *testing.T) {
 			t.Errorf("got attempts %q, want old, new, old", tried)
 		}
 	})
+}
+
+// unpacking is a Maker whose images are unpacked by a function, which also records the key.
+type unpacking struct {
+	Maker
+	unpack func(ctx context.Context, record func(context.Context) error) error
+}
+
+func (u unpacking) Unpack(ctx context.Context, _ imagepin.Entry, record func(context.Context) error) error {
+	return u.unpack(ctx, record)
+}
+
+// TestSnapshotRemovedBeforeRecord removes a snapshot after a repair has unpacked it and before the repair records the key, when the
+// event of the removal finds no key. The key is repaired again.
+func TestSnapshotRemovedBeforeRecord(t *testing.T) {
+	d := newDeepNode(t)
+	img := d.images[0]
+	e := d.store.ByID(img.Config.Digest)[0]
+	ctx, stop := context.WithCancel(d.ctx)
+	defer d.repairs.wait()
+	defer stop()
+	defer d.repairs.begin(ctx)()
+	remove := func() {
+		if err := d.Snapshotter("first").Remove(ctx, img.ChainID.String()); err != nil {
+			t.Error(err)
+		}
+		if err := d.snapshotGone(ctx, snapshot{"first", img.ChainID.String()}); err != nil {
+			t.Error(err)
+		}
+	}
+	unpacks := make(chan int, 2)
+	unpacks <- 0
+	d.config.Maker = unpacking{unpack: func(ctx context.Context, record func(context.Context) error) error {
+		n := <-unpacks
+		unpacks <- n + 1
+		ctx, done := d.Lease(t)
+		defer done()
+		d.Unpack(ctx, t, img, "first")
+		if n == 0 {
+			remove()
+		}
+		return record(ctx)
+	}}
+	remove()
+	d.waitUntil(t, func() bool {
+		_, ready := d.store.Get(e.Key)
+		return ready && d.HasSnapshot(t, "first", img.ChainID) && d.PendingRepairs() == 0
+	})
+	if n := <-unpacks; n != 2 {
+		t.Errorf("unpacked %d times, want 2", n)
+	}
 }

@@ -85,11 +85,11 @@ func (r *Reconciler) snapshotGone(ctx context.Context, s snapshot) error {
 		return nil // it is asked again
 	}
 	for _, e := range hidden {
-		whole, herr := r.config.Store.HasContent(ctx, e)
+		loss, herr := r.repairs.withoutSnapshot(ctx, e)
 		if herr != nil && err == nil {
 			err = herr
 		}
-		r.repairs.add(ctx, health.Loss{Entry: e, Reason: "snapshot " + s.chainID + " is gone", Unpackable: whole})
+		r.repairs.add(ctx, loss)
 	}
 	return err
 }

@@ -94,7 +94,9 @@ func (l losses) plus(loss health.Loss, n int) losses {
 }
 
 func newRepairs(r repairer) *repairs {
-	return &repairs{repairer: r, queues: make(map[queueName]*queue)}
+	p := &repairs{repairer: r, queues: make(map[queueName]*queue)}
+	p.again = p.addAgain
+	return p
 }
 
 // wait waits until all queues have ended. They end with the context of add.
@@ -144,6 +146,15 @@ func (p *repairs) begin(ctx context.Context) (end func()) {
 		p.mu.Lock()
 		defer p.mu.Unlock()
 		p.running = nil
+	}
+}
+
+// addAgain queues a loss, also of a key that is queued. It does nothing if no repairs run.
+func (p *repairs) addAgain(l health.Loss) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.running != nil {
+		p.addLocked(p.running, queueName{snapshotter: l.Entry.Target.Snapshotter}, l, p.repairOne)
 	}
 }
 

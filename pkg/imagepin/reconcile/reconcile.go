@@ -178,7 +178,7 @@ func snapshotOf(snapshotter string, chainID digest.Digest) snapshot {
 // New returns a reconciler.
 func New(c Config) *Reconciler {
 	r := &Reconciler{
-		config: &c, repairs: newRepairs(repairer{&c}), work: make(chan func(context.Context)),
+		config: &c, repairs: newRepairs(repairer{config: &c}), work: make(chan func(context.Context)),
 		unkeyed: &unkeyed{config: &c, ids: make(map[string]digest.Digest)},
 		orphans: &orphans{config: &c},
 	}

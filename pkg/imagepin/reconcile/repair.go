@@ -6,7 +6,9 @@ import (
 	"time"
 
 	"github.com/containerd/errdefs"
+	"github.com/containerd/log"
 	"github.com/distribution/reference"
+	"github.com/opencontainers/go-digest"
 
 	"github.com/imagepin/imagepin/internal/failpoint"
 	"github.com/imagepin/imagepin/pkg/imagepin"
@@ -50,7 +52,11 @@ func (r *Reconciler) Repair(ctx context.Context, f health.Finding) (Repaired, er
 }
 
 // repairer repairs keys.
-type repairer struct{ config *Config }
+type repairer struct {
+	config *Config
+	// again queues a loss, also of a key whose repair is not over.
+	again func(health.Loss)
+}
 
 func (r repairer) repair(ctx context.Context, f health.Finding) (Repaired, error) {
 	switch f.Kind {
@@ -268,5 +274,30 @@ func (r repairer) unpack(ctx context.Context, loss health.Loss) (restored bool, 
 		failpoint.Reach("repair.recorded")
 		return err
 	})
+	if restored && err == nil {
+		r.hideIfGone(ctx, loss.Entry.Target.Snapshotter, loss.Entry.ChainID)
+	}
 	return restored, err
+}
+
+// hideIfGone hides and queues for repair the keys that need a snapshot, if it was removed before a repair recorded its key. The event
+// of that removal found no key.
+func (r repairer) hideIfGone(ctx context.Context, snapshotter string, chainID digest.Digest) {
+	hidden, err := r.config.Store.EvictSnapshot(ctx, snapshotter, chainID.String())
+	if err != nil && ctx.Err() == nil {
+		log.G(ctx).WithError(err).Warnf("cannot check that snapshot %s is still in %s after a repair", chainID, snapshotter)
+	}
+	for _, e := range hidden {
+		loss, err := r.withoutSnapshot(ctx, e)
+		if err != nil {
+			loss.Unverified = true
+		}
+		r.again(loss)
+	}
+}
+
+// withoutSnapshot returns the loss of an entry whose snapshot is gone.
+func (r repairer) withoutSnapshot(ctx context.Context, e imagepin.Entry) (health.Loss, error) {
+	whole, err := r.config.Store.HasContent(ctx, e)
+	return health.Loss{Entry: e, Reason: "snapshot " + e.ChainID.String() + " is gone", Unpackable: whole}, err
 }
