@@ -179,8 +179,8 @@ func (u unpacking) Unpack(ctx context.Context, _ imagepin.Entry, record func(con
 	return u.unpack(ctx, record)
 }
 
-// TestSnapshotRemovedBeforeRecord removes a snapshot after a repair has unpacked it and before the repair records the key, when the
-// event of the removal finds no key. The key is repaired again.
+// TestSnapshotRemovedBeforeRecord removes a snapshot while a repair records its key. The event of the removal found no key, so the test
+// has none. The key is repaired again.
 func TestSnapshotRemovedBeforeRecord(t *testing.T) {
 	d := newDeepNode(t)
 	img := d.images[0]
@@ -193,9 +193,6 @@ func TestSnapshotRemovedBeforeRecord(t *testing.T) {
 		if err := d.Snapshotter("first").Remove(ctx, img.ChainID.String()); err != nil {
 			t.Error(err)
 		}
-		if err := d.snapshotGone(ctx, snapshot{"first", img.ChainID.String()}); err != nil {
-			t.Error(err)
-		}
 	}
 	unpacks := make(chan int, 2)
 	unpacks <- 0
@@ -205,12 +202,14 @@ func TestSnapshotRemovedBeforeRecord(t *testing.T) {
 		ctx, done := d.Lease(t)
 		defer done()
 		d.Unpack(ctx, t, img, "first")
+		err := record(ctx)
 		if n == 0 {
 			remove()
 		}
-		return record(ctx)
+		return err
 	}}
 	remove()
+	noError(t, d.snapshotGone(ctx, snapshot{"first", img.ChainID.String()}))
 	d.waitUntil(t, func() bool {
 		_, ready := d.store.Get(e.Key)
 		return ready && d.HasSnapshot(t, "first", img.ChainID) && d.PendingRepairs() == 0
