@@ -119,12 +119,12 @@ func (w *ingest) restart() error {
 	return nil
 }
 
-// Close implements content.Writer. It deletes what is known to be wrong. The rest of an unfinished write is kept for the
-// repository as long as the lease of its pull.
+// Close implements content.Writer. It deletes what is known to be wrong, and a write without a byte. The rest of an unfinished write
+// is kept for the repository as long as the lease of its pull.
 func (w *ingest) Close() error {
 	if size := w.opts.Desc.Size; !w.committed && size > 0 {
 		status, err := w.Writer.Status()
-		w.wrong = w.wrong || err == nil && status.Expected == "" && status.Offset > size
+		w.wrong = w.wrong || err == nil && status.Expected == "" && (status.Offset > size || status.Offset == 0)
 	}
 	err := w.Writer.Close()
 	if w.wrong {

@@ -369,6 +369,20 @@ func TestIngestsOfARepository(t *testing.T) {
 	}
 }
 
+// TestWriteWithoutByte closes a writer before it has got a byte, as the writers of a pull that fails elsewhere. Nothing is left.
+func TestWriteWithoutByte(t *testing.T) {
+	n := newPullingNode(t, Limits{Unpacks: 1})
+	ctx, done := n.Lease(t)
+	defer done()
+	_, layers := imageOf(ctdtest.Blobs{}, "app")
+	w, err := ingests{n.Content, "registry.example/app"}.Writer(ctx, content.WithRef("layer"), content.WithDescriptor(layers[0]))
+	noError(t, err)
+	noError(t, w.Close())
+	if writes, err := n.Content.ListStatuses(ctx); err != nil || len(writes) > 0 {
+		t.Errorf("got writes %+v, %v, want none", writes, err)
+	}
+}
+
 // TestRemovalDoesNotWaitForRegistry locks an image for its removal while a registry sends the digest that its tag has
 // now, and while it sends the image for another target.
 func TestRemovalDoesNotWaitForRegistry(t *testing.T) {
