@@ -25,7 +25,7 @@ SHELL        = $(CURDIR)/hack/timed-shell.sh
 endif
 
 # What these stages write is in memory if the machine has enough.
-test-unit test-sim: private export TMPDIR = $(shell hack/test-directory.sh)
+test-unit test-integration test-serve test-race test-versions test-sim: private export TMPDIR = $(shell hack/test-directory.sh)
 
 .PHONY: help
 help: ## List the targets
