@@ -114,9 +114,9 @@ func (r *rig) foreign(dev *cluster.Client) {
 	}
 
 	r.do("DELETE", pinsPath(r.ns, name), nil, nil)
-	pods = r.replace(pods[0], "foreign", 1)
-	r.wantDigest(pods, first)
+	pods = append(r.replace(pods[0], "foreign", 1), pods...) // the node may have created it for the old pod already
 	r.agreed(pods, "")
+	r.wantDigest(pods, first)
 	awaitPin(t, m, r.image(), set.UID, "is that of the cluster", settled(first))
 }
 
