@@ -3,6 +3,7 @@ package reconcile
 import (
 	"context"
 	"os"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -194,16 +195,14 @@ func TestSnapshotRemovedBeforeRecord(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	unpacks := make(chan int, 2)
-	unpacks <- 0
-	d.config.Maker = unpacking{unpack: func(ctx context.Context, record func(context.Context) error) error {
-		n := <-unpacks
-		unpacks <- n + 1
-		ctx, done := d.Lease(t)
+	var unpacks atomic.Int32
+	d.config.Maker = unpacking{unpack: func(_ context.Context, record func(context.Context) error) error {
+		n := unpacks.Add(1)
+		leased, done := d.Lease(t)
 		defer done()
-		d.Unpack(ctx, t, img, "first")
-		err := record(ctx)
-		if n == 0 {
+		d.Unpack(leased, t, img, "first")
+		err := record(leased)
+		if n == 1 {
 			remove()
 		}
 		return err
@@ -212,9 +211,6 @@ func TestSnapshotRemovedBeforeRecord(t *testing.T) {
 	noError(t, d.snapshotGone(ctx, snapshot{"first", img.ChainID.String()}))
 	d.waitUntil(t, func() bool {
 		_, ready := d.store.Get(e.Key)
-		return ready && d.HasSnapshot(t, "first", img.ChainID) && d.PendingRepairs() == 0
+		return unpacks.Load() == 2 && ready && d.HasSnapshot(t, "first", img.ChainID) && d.PendingRepairs() == 0
 	})
-	if n := <-unpacks; n != 2 {
-		t.Errorf("unpacked %d times, want 2", n)
-	}
 }
