@@ -440,8 +440,9 @@ func other(t *testing.T, blob []byte) []byte {
 // TestBrokenDownload checks that the error of the registry ends the pull.
 func TestBrokenDownload(t *testing.T) {
 	n := newNode(t, gzipLayer(t, 3, 100_000))
-	n.gate(1000, errBroken)()
-	noError(t, n.fetch())
+	fail := n.gate(1000, errBroken)
+	noError(t, n.fetch()) // a download that failed before it has nothing to label
+	fail()
 	if _, err := n.apply(); !errors.Is(err, errBroken) {
 		t.Errorf("Apply failed with %v", err)
 	}
