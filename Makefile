@@ -187,8 +187,7 @@ MEMORY = ^TestMemoryOf|^TestMemoryDoes|^TestFleetLock
 .PHONY: test-unit
 test-unit: downloads ## Unit tests with the race detector
 	IMAGEPIN_DECOMPRESSORS=$(abspath $(BIN))/decompressors $(RACE) -short -skip '$(MEMORY)' $(OURS)
-	$(TEST) ./pkg/imagepin/bundle
-	$(TEST) -run '$(MEMORY)' ./pkg/imagepin/lock ./pkg/imagepin/apply
+	$(TEST) -run '$(MEMORY)|^TestEach' ./pkg/imagepin/bundle ./pkg/imagepin/lock ./pkg/imagepin/apply
 	cd cmd/kubectl-imagepin && $(TEST) ./...
 	cd packaging && $(TEST) ./image ./plugin ./release ./internal/...
 
@@ -198,7 +197,7 @@ test-sim: ## Run simulated histories for 90 seconds (SIM_TIME)
 
 .PHONY: check-bench
 check-bench: ## Run each Go benchmark once
-	$(TEST) -short -run '^$$' -bench . -benchtime 1x ./pkg/...
+	$(TEST) -short -run '^$$' -bench . -benchtime 1x $$(git grep -l '^func Benchmark' pkg internal | xargs -n1 dirname | sort -u | sed 's|^|./|')
 
 # This takes about 20 minutes. BENCH='-run REGEXP', '-n REPETITIONS' or '-quick' runs less. BENCH=-help lists all
 # options.

@@ -99,10 +99,9 @@ func (c *killRig) wantConsistent(when string) {
 	c.T.Helper()
 	ctx, cancel := context.WithTimeout(c.Ctx, 15*time.Second)
 	defer cancel()
-	tick := time.NewTicker(20 * time.Millisecond)
-	defer tick.Stop()
 	var last []string
 	for {
+		start := time.Now()
 		problems, err := checker.Check(ctx, c.Node, c.check)
 		if err == nil && len(problems) == 0 {
 			return
@@ -111,7 +110,7 @@ func (c *killRig) wantConsistent(when string) {
 			last = append(problems, fmt.Sprint(err))
 		}
 		select {
-		case <-tick.C:
+		case <-time.After(max(20*time.Millisecond, 2*time.Since(start))):
 		case <-ctx.Done():
 			c.T.Fatalf("%s: the node has problems:\n%s", when, strings.Join(last, "\n"))
 		}

@@ -174,14 +174,14 @@ func Eventually(t testing.TB, what string, condition func(context.Context) (bool
 	EventuallyIn(t, 10*time.Second, what, condition)
 }
 
-// EventuallyIn is [Eventually] with another time limit.
+// EventuallyIn is [Eventually] with another time limit. Between two tries it waits for 5 ms, or for four times as long as
+// the last one took: a condition that runs a command would otherwise keep a processor busy.
 func EventuallyIn(t testing.TB, bound time.Duration, what string, condition func(context.Context) (bool, error)) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(Context(t), bound)
 	defer cancel()
-	tick := time.NewTicker(5 * time.Millisecond)
-	defer tick.Stop()
 	for {
+		start := time.Now()
 		ok, err := condition(ctx)
 		if err != nil && ctx.Err() == nil {
 			t.Fatalf("waiting until %s: %v", what, err)
@@ -190,7 +190,7 @@ func EventuallyIn(t testing.TB, bound time.Duration, what string, condition func
 			return
 		}
 		select {
-		case <-tick.C:
+		case <-time.After(max(5*time.Millisecond, 4*time.Since(start))):
 		case <-ctx.Done():
 			t.Fatalf("did not happen: %s", what)
 		}
