@@ -30,12 +30,13 @@ func TestSnapshottersSideBySide(t *testing.T) {
 					opts := images.Options{}
 					tag, digest := r.Push("app:v1", opts, images.HostPlatform(), testkit.Foreign)
 					var id string
+					var pods []*node.Pod
 					for i, handler := range order {
 						if i == 1 {
 							r.Collect()
 							r.Reg.Reset()
 						}
-						pod := r.MustPod(handler) // its requests are counted separately
+						pods = append(pods, r.MustPod(handler)) // its requests are counted separately
 						if i == 1 {
 							r.WantRequests("the sandbox of the second snapshotter", layers(discard, 1)...)
 						}
@@ -56,14 +57,13 @@ func TestSnapshottersSideBySide(t *testing.T) {
 							t.Errorf("image ID on the second snapshotter: got %s, want %s", res.ImageID, id)
 						}
 						id = res.ImageID
-						r.MustRemovePod(pod)
 					}
 					r.WantNames(id, []string{tag}, []string{digest})
 
 					// Both stay runnable without requests.
 					r.Collect()
-					for _, handler := range order {
-						r.WantRun(handler, tag, opts.Line(0))
+					for _, pod := range pods {
+						r.WantRunIn(pod, tag, opts.Line(0))
 					}
 					r.WantNoRequests("running ready images")
 					state := r.MustState()

@@ -23,7 +23,8 @@ type damageRig struct {
 	*testkit.Rig
 	opts             testimages.Options
 	tag, digest      string
-	ids              map[string]string // by handler
+	ids              map[string]string    // by handler
+	pods             map[string]*node.Pod // by handler
 	root             digest.Digest
 	manifest, config map[string]digest.Digest // by handler
 	chain            string                   // of the node's platform
@@ -171,7 +172,7 @@ func TestDamage(t *testing.T) {
 
 func newDamageRig(t *testing.T, second string, discard bool) *damageRig {
 	k := &damageRig{
-		ids: map[string]string{}, manifest: map[string]digest.Digest{}, config: map[string]digest.Digest{},
+		ids: map[string]string{}, pods: map[string]*node.Pod{}, manifest: map[string]digest.Digest{}, config: map[string]digest.Digest{},
 		Rig: testkit.NewRig(t, testkit.WithSecond(second, node.Options{
 			DiscardUnpackedLayers: discard, Handlers: []node.Handler{{Name: "foreign", Platform: testkit.Foreign}},
 		})),
@@ -180,7 +181,7 @@ func newDamageRig(t *testing.T, second string, discard bool) *damageRig {
 	for _, h := range allHandlers {
 		k.ids[h] = k.MustPull(k.tag, h)
 		k.config[h] = testkit.MustDigest(t, k.ids[h])
-		k.MustPull(k.Options().SandboxImage, h)
+		k.pods[h] = k.MustPod(h)
 	}
 	k.Collect()
 	idx := testkit.AppIndex(t, k.opts, testimages.HostPlatform(), testkit.Foreign)
@@ -260,7 +261,7 @@ func (k *damageRig) wantPresent(tag, byDigest []string) {
 	}
 	platform := map[string]string{"runc": testimages.HostPlatform(), testkit.Second: testimages.HostPlatform(), "foreign": testkit.Foreign}
 	for _, h := range tag {
-		k.WantRun(h, k.tag, testkit.Line(k.opts, platform[h]))
+		k.WantRunIn(k.pods[h], k.tag, testkit.Line(k.opts, platform[h]))
 	}
 }
 

@@ -35,6 +35,7 @@ func TestDisk(t *testing.T) {
 			t.Run(part+" "+how, func(t *testing.T) {
 				t.Parallel()
 				r := testkit.NewRig(t, node.Options{Handlers: testkit.OnNative})
+				pods := []*node.Pod{r.MustPod("runc"), r.MustPod(testkit.Second)}
 				version := strings.ReplaceAll(part+" "+how, " ", "-")
 				ref, _ := r.Push("app:v1", testimages.Options{Version: version}, testimages.HostPlatform(), testkit.Foreign)
 				id := r.MustPull(ref, "runc")
@@ -45,7 +46,7 @@ func TestDisk(t *testing.T) {
 				if got := r.MustPull(ref, testkit.Second); got != id {
 					t.Errorf("a pull for another handler returned %s, want %s", got, id)
 				}
-				r.WantUndamaged(ref, version)
+				r.WantUndamaged(ref, version, pods)
 
 				r.Damage(how, r.Blobs(ref)[part])
 				found := wantFound(r, part, s.Deep)
@@ -59,7 +60,7 @@ func TestDisk(t *testing.T) {
 						t.Errorf("finding %s (%s): got repaired %t, repair %q, error %q", f.Subject, f.Problem, f.Repaired, f.Repair, f.Error)
 					}
 				}
-				r.WantUndamaged(ref, version)
+				r.WantUndamaged(ref, version, pods)
 
 				r.Damage(how, r.Blobs(ref)[part])
 				r.KillAndRestart(nil)
@@ -77,7 +78,7 @@ func TestDisk(t *testing.T) {
 				if part == "layer" {
 					checkNow(r, true)
 				}
-				r.WantUndamaged(ref, version)
+				r.WantUndamaged(ref, version, pods)
 			})
 		}
 	}
@@ -109,8 +110,7 @@ func wantFound(r *testkit.Rig, part string, deep bool) []*api.Finding {
 func TestDiskOffline(t *testing.T) {
 	t.Parallel()
 	r := testkit.NewRig(t, node.Options{Handlers: testkit.OnNative})
-	r.MustRemovePod(r.MustPod("runc"))
-	r.MustRemovePod(r.MustPod(testkit.Second))
+	pods := []*node.Pod{r.MustPod("runc"), r.MustPod(testkit.Second)}
 	ref, _ := r.Push("app:v1", testimages.Options{}, testimages.HostPlatform(), testkit.Foreign)
 	r.MustPull(ref, "runc")
 	r.Collect()
@@ -126,14 +126,14 @@ func TestDiskOffline(t *testing.T) {
 			t.Errorf("finding %s (%s): got repaired %t, repair %q, error %q", f.Subject, f.Problem, f.Repaired, f.Repair, f.Error)
 		}
 	}
-	r.WantRun("runc", ref, testkit.Line(testimages.Options{}, testimages.HostPlatform()))
+	r.WantRunIn(pods[0], ref, testkit.Line(testimages.Options{}, testimages.HostPlatform()))
 	if err := r.Reg.Up(); err != nil {
 		t.Fatal(err)
 	}
 	if found := checkNow(r, true); len(found) != 1 || !found[0].Repaired {
 		t.Errorf("a repair with the registry: got %v, want one finding that is repaired", found)
 	}
-	r.WantUndamaged(ref, "")
+	r.WantUndamaged(ref, "", pods)
 }
 
 // TestDiskSandboxImage damages the configuration of the sandbox image. Pods start again after a repair, and after a

@@ -13,6 +13,7 @@ import (
 
 	api "github.com/imagepin/imagepin/api/imagepin/v1"
 	testimages "github.com/imagepin/imagepin/integration/images"
+	"github.com/imagepin/imagepin/integration/node"
 )
 
 // Damage damages the file of a blob. containerd's metadata does not show it.
@@ -102,15 +103,15 @@ func (r *Rig) DeepCheck(repair bool) []*api.Finding {
 	}
 }
 
-// WantUndamaged checks that nothing is damaged, that the image runs for both handlers, and that no lease of imagepin is left.
-func (r *Rig) WantUndamaged(ref, version string) {
+// WantUndamaged checks that nothing is damaged, that the image runs in these pods, and that no lease of imagepin is left.
+func (r *Rig) WantUndamaged(ref, version string, pods []*node.Pod) {
 	r.T.Helper()
 	if found := r.DeepCheck(false); len(found) > 0 {
 		r.T.Errorf("a deep check finds %v", found)
 	}
-	for _, h := range []string{"runc", Second} {
-		r.MustPull(ref, h)
-		r.WantRun(h, ref, Line(testimages.Options{Version: version}, testimages.HostPlatform()))
+	for _, p := range pods {
+		r.MustPull(ref, p.Handler)
+		r.WantRunIn(p, ref, Line(testimages.Options{Version: version}, testimages.HostPlatform()))
 	}
 	held, err := r.Client().LeasesService().List(NSContext(r.Ctx), `labels."io.imagepin.lease"~="pull|use|collect"`)
 	if err != nil || len(held) > 0 {

@@ -95,6 +95,14 @@ func (r *Rig) WantRun(handler, image, line string) {
 	r.MustRemovePod(p)
 }
 
+// WantRunIn is [Rig.WantLine] with a container that it removes. A test that runs an image again and again does so in one pod.
+func (r *Rig) WantRunIn(p *node.Pod, image, line string) {
+	r.T.Helper()
+	if err := r.WantLine(p, node.ContainerOptions{Image: image}, line).Remove(r.Ctx); err != nil {
+		r.T.Fatal(err)
+	}
+}
+
 // WantRequests fails the test unless the registry got exactly these requests since the last call, in any order. A request is
 // written "HEAD manifest" or "GET blob".
 func (r *Rig) WantRequests(why string, want ...string) {
