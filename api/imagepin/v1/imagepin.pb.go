@@ -3416,7 +3416,7 @@ type Event struct {
 	// remove, or one of a PinEvent.
 	Topic         string    `protobuf:"bytes,2,opt,name=topic,proto3" json:"topic,omitempty"`
 	Ref           string    `protobuf:"bytes,3,opt,name=ref,proto3" json:"ref,omitempty"`         // name of the image record, or reference of the pin
-	Digest        string    `protobuf:"bytes,4,opt,name=digest,proto3" json:"digest,omitempty"`   // of the image, the pin or the blob
+	Digest        string    `protobuf:"bytes,4,opt,name=digest,proto3" json:"digest,omitempty"`   // of the image if its record is still there, the pin or the blob
 	Size          int64     `protobuf:"varint,5,opt,name=size,proto3" json:"size,omitempty"`      // of the blob in bytes, if it was created
 	Targets       []*Target `protobuf:"bytes,6,rep,name=targets,proto3" json:"targets,omitempty"` // of the image's keys in the record
 	Snapshotter   string    `protobuf:"bytes,7,opt,name=snapshotter,proto3" json:"snapshotter,omitempty"`
