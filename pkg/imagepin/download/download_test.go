@@ -441,7 +441,7 @@ func other(t *testing.T, blob []byte) []byte {
 func TestBrokenDownload(t *testing.T) {
 	n := newNode(t, gzipLayer(t, 3, 100_000))
 	fail := n.gate(1000, errBroken)
-	noError(t, n.fetch()) // a download that failed before it has nothing to label
+	noError(t, n.fetch()) // labels the layer, which a failed download has not stored
 	fail()
 	if _, err := n.apply(); !errors.Is(err, errBroken) {
 		t.Errorf("Apply failed with %v", err)
