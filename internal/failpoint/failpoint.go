@@ -110,6 +110,7 @@ var Names = []string{
 
 	// Start and reconciliation.
 	"start.leftover",   // before each lease of a killed call is deleted
+	"start.collected",  // nothing of an earlier boot is left, and that is not noted
 	"start.unlabel",    // before each label on the wrong record is removed
 	"start.orphan",     // before each snapshot that a killed removal left is released
 	"untagged.remove",  // a record of an image ID without a key is found

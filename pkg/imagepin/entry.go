@@ -66,6 +66,9 @@ type Entry struct {
 	// DamagedAt is when the key became damaged: its label stays, but the image is not ready and could not be repaired yet.
 	// It is zero for a key that is ready. Keys in the index are never damaged.
 	DamagedAt time.Time
+	// Durable is the ID of the boot in which content and snapshot were made durable, see package durable. If it is empty, they
+	// may be lost when the power is cut, or were lost when it was.
+	Durable string
 	// UnusedAt is since when no runtime handler has had the key's target. It is zero while one has it.
 	UnusedAt time.Time
 

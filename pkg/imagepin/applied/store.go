@@ -51,6 +51,8 @@ type Config struct {
 	Pins       Pins
 	// Retain updates what pins retain after digests were added or removed.
 	Retain func(ctx context.Context, roots ...digest.Digest) error
+	// Sync makes what is written to the content store durable.
+	Sync func(context.Context) error
 	// Retained returns the digests of which content is retained now, from containerd.
 	Retained func(ctx context.Context) ([]digest.Digest, error)
 }
@@ -94,7 +96,7 @@ func (s *Store) Load(ctx context.Context) error {
 	if s.isLoaded() {
 		return nil
 	}
-	if err := lease.DeleteLeftovers(namespaced(ctx), s.config.Leases); err != nil {
+	if _, err := lease.DeleteLeftovers(namespaced(ctx), s.config.Leases); err != nil {
 		return err
 	}
 	img, err := s.config.Images.Get(namespaced(ctx), pin.LockRecord)
@@ -301,6 +303,9 @@ func (s *Store) writeRecord(ctx context.Context, data []byte, next State) error 
 	desc := ocispec.Descriptor{MediaType: MediaType, Digest: digest.FromBytes(data), Size: int64(len(data))}
 	return lease.With(namespaced(ctx), s.config.Leases, lease.Pull, func(ctx context.Context) error {
 		if err := content.WriteBlob(ctx, s.config.Content, ingestPrefix+desc.Digest.String(), bytes.NewReader(data), desc); err != nil {
+			return fmt.Errorf("write the lock: %w", err)
+		}
+		if err := s.config.Sync(ctx); err != nil { // a write is synced, but not the name of its file
 			return fmt.Errorf("write the lock: %w", err)
 		}
 		failpoint.Reach("lock.stored")

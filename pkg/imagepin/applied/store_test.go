@@ -85,6 +85,7 @@ type env struct {
 	synced   []digest.Digest // by calls to Retain since the last look
 	retained []digest.Digest // what leases retain
 	retain   error
+	sync     error
 }
 
 func newEnv(t *testing.T) *env {
@@ -111,6 +112,7 @@ func (e *env) config(pins Pins) Config {
 			return e.retain
 		},
 		Retained: func(context.Context) ([]digest.Digest, error) { return e.retained, nil },
+		Sync:     func(context.Context) error { return e.sync },
 	}
 }
 
@@ -613,5 +615,24 @@ func TestRemovedLockLeavesNothing(t *testing.T) {
 	}
 	if got := e.pins.LockPins(); len(got) > 0 {
 		t.Errorf("pins %v, want none", got)
+	}
+}
+
+// TestUnsyncedLock checks that the record of the lock does not target a blob whose name may not be on the disk.
+func TestUnsyncedLock(t *testing.T) {
+	e := newEnv(t)
+	noError(t, e.Load(e.ctx))
+	first := lockOf(t, map[string]string{app: "one"})
+	noError(t, e.Write(e.ctx, State{Current: first}))
+	e.sync = errors.New("input/output error")
+	if err := e.Write(e.ctx, State{Current: lockOf(t, map[string]string{app: "two"}), Previous: first}); !errors.Is(err, e.sync) {
+		t.Errorf("got %v, want %v", err, e.sync)
+	}
+	for range 2 {
+		if got := e.locked(app); got != root("one").Digest || e.record(t).Labels[labelLock] != first.Digest.String() {
+			t.Errorf("locked digest %s, record of %s, want the first lock", got, e.record(t).Labels[labelLock])
+		}
+		e.restart(t)
+		noError(t, e.Load(e.ctx))
 	}
 }

@@ -214,6 +214,7 @@ func newEnv(t *testing.T, handlers ...runtimeplatform.Handler) *env {
 		Images: n.Images, Content: n.Content, Leases: n.Leases, Namespaces: boltNamespaces{n.DB}, Pins: e.pins,
 		Retain:   func(context.Context, ...digest.Digest) error { return nil },
 		Retained: func(context.Context) ([]digest.Digest, error) { return nil, nil },
+		Sync:     func(context.Context) error { return nil },
 	})
 	noError(t, e.applied.Load(e.ctx))
 	e.Applier = New(Config{

@@ -56,6 +56,9 @@ type Config struct {
 	// same key of [TransferSection] takes precedence.
 	MaxConcurrentUnpacks int `toml:"max_concurrent_unpacks"`
 
+	// Sync makes images durable before they are recorded as ready, see package durable.
+	Sync bool `toml:"sync"`
+
 	// Handlers has settings of runtime handlers that containerd's own configuration does not have.
 	Handlers map[string]HandlerConfig `toml:"handlers"`
 
@@ -111,6 +114,7 @@ func DefaultConfig() Config {
 		MaxRetainedBytes:     10 << 30,
 		ManifestPullTimeout:  time.Minute.String(),
 		MaxConcurrentUnpacks: defaultOwnUnpacks,
+		Sync:                 true,
 		Locked:               string(policy.LockedOff),
 		LocksDirectory:       defaultLocksDirectory,
 		BundlesDirectory:     defaultBundlesDirectory,
@@ -124,6 +128,8 @@ func DefaultConfig() Config {
 type Settings struct {
 	ManifestPullTimeout  time.Duration
 	MaxConcurrentUnpacks int
+	// Sync makes images durable before they are recorded as ready.
+	Sync bool
 	// Isolation is the isolation of runtime handlers, by name.
 	Isolation map[string]runtimeplatform.Isolation
 	Policy    *policy.Policy
@@ -234,6 +240,7 @@ func (c Config) check() (Settings, error) {
 		MaxRetainedBytes:     c.MaxRetainedBytes,
 		ManifestPullTimeout:  timeout,
 		MaxConcurrentUnpacks: c.MaxConcurrentUnpacks,
+		Sync:                 c.Sync,
 		Cluster:              cluster,
 		LocksDirectory:       c.LocksDirectory,
 		BundlesDirectory:     c.BundlesDirectory,

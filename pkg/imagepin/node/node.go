@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net/http"
+	"path/filepath"
 	"slices"
 	"sync/atomic"
 
@@ -22,6 +23,7 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin/cri"
 	"github.com/imagepin/imagepin/pkg/imagepin/decide"
 	"github.com/imagepin/imagepin/pkg/imagepin/download"
+	"github.com/imagepin/imagepin/pkg/imagepin/durable"
 	"github.com/imagepin/imagepin/pkg/imagepin/internal/blobs"
 	"github.com/imagepin/imagepin/pkg/imagepin/internal/flight"
 	"github.com/imagepin/imagepin/pkg/imagepin/internal/lease"
@@ -111,6 +113,8 @@ type Node struct {
 	metrics    *metrics.Metrics
 	locks      pull.Locks
 	leases     *lease.Calls
+	barrier    *durable.Barrier
+	boots      durable.Boots
 
 	probes    flight.Group[struct{}] // questions to snapshotters, by name
 	reconcile atomic.Int64           // the duration of the last build of the index in nanoseconds
@@ -134,7 +138,7 @@ type Node struct {
 func New(c Config) (*Node, error) {
 	n := &Node{
 		containerd: c.Containerd, nodeKey: c.NodeKey, mode: c.Mode, transport: c.Transport, registerer: c.Metrics,
-		metrics: metrics.New(), garbage: make(chan struct{}, 1),
+		metrics: metrics.New(), garbage: make(chan struct{}, 1), barrier: durable.New(), boots: durable.BootsIn(filepath.Dir(c.NodeKey)),
 	}
 	n.reporter = claim.NewReporter(n, claim.EventDelay)
 	n.leases = lease.NewCalls(c.Leases)
@@ -174,7 +178,7 @@ func New(c Config) (*Node, error) {
 		Retain: func(ctx context.Context, roots ...digest.Digest) error {
 			return n.retainer.Sync(inNamespace(ctx), roots...)
 		},
-		Retained: n.retainedRoots,
+		Retained: n.retainedRoots, Sync: n.syncContent,
 	})
 	n.proofs = decide.NodeProofs{Prover: registry{n}, Stores: []decide.ProofStore{n.store, n.pins}}
 	n.decider = decide.New(decide.Config{

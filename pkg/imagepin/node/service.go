@@ -58,6 +58,7 @@ func (n *Node) Serve(upstream cri.Upstream) (*Service, error) {
 		Sessions: registry{n}, Retained: n.retainer, Garbage: n, Locks: &n.locks, Runtimes: n.runtimes,
 		Upstream: cri.Visibility{Images: runtime.NewImageServiceClient(upstream), Remind: n.remind},
 		Settings: func() *pull.Settings { return n.active.Load().pull },
+		Clean:    func(ctx context.Context) error { return s.reconciler.AwaitClean(ctx) },
 	})
 	s.puller = pull.NewPuller(n.decider, maker, n.metrics, n.prover.Identity)
 	s.cri = cri.New(cri.Config{
@@ -73,7 +74,7 @@ func (n *Node) Serve(upstream cri.Upstream) (*Service, error) {
 			Snapshotter: n.containerd.Snapshots, Runtimes: n.runtimes,
 		}), Maker: maker, Puller: s.puller, Retained: n.retainer, Content: n.containerd.Content,
 		Leases: n.containerd.Leases, Events: n.containerd.Events, Locks: &n.locks, Runtimes: n.runtimes, Namespace: Namespace,
-		Pinned: n.pinned,
+		Pinned: n.pinned, Boots: n.boots, Collect: n.Collect,
 	})
 	s.applier = apply.New(apply.Config{
 		State: n.applied, Images: n.store, Puller: s.puller, Remover: s.cri, Content: n.containerd.Content, Leases: n.containerd.Leases,

@@ -85,6 +85,9 @@ func (n *Node) activate(s Setup) (*active, error) {
 			ProgressTimeout: progress,
 		}, &n.locks),
 	}
+	if a.pull.Durable, err = n.durableIn(a); err != nil {
+		return nil, err
+	}
 	a.cri = &cri.Settings{
 		SnapshotRoot: func(name string) string { return s.Snapshotters[name].Root },
 		StatsPeriod:  time.Duration(s.CRI.Images.StatsCollectPeriod) * time.Second,

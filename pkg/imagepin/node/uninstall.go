@@ -41,6 +41,9 @@ func (n *Node) uninstall(ctx context.Context, dry bool, stopWriters func(context
 	if err := os.Remove(n.nodeKey); err != nil && !os.IsNotExist(err) {
 		return nil, fmt.Errorf("remove the node's key: %w", err)
 	}
+	if err := n.boots.Remove(); err != nil {
+		return nil, err
+	}
 	log.G(ctx).WithField("labels", resp.Labels).WithField("leases", resp.Leases).WithField("pins", resp.Pins).Info("imagepin is uninstalled")
 	return resp, nil
 }

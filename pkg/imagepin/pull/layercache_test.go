@@ -131,7 +131,7 @@ func TestLayerCache(t *testing.T) {
 	}
 	e.Key = imagepin.Key{Ref: "registry.example/app@" + manifest.Digest.String(), Target: runtimes.Default().Target}
 	e.Root, e.RecordTarget, e.Record, e.Source = manifest, manifest, e.Ref, imagepin.SourcePull
-	if err := p.Unpack(n.Context(t), e, func(ctx context.Context) error { _, err := s.Put(ctx, "", e); return err }); err != nil {
+	if err := p.Unpack(n.Context(t), e, func(ctx context.Context, e imagepin.Entry) error { _, err := s.Put(ctx, "", e); return err }); err != nil {
 		t.Fatal(err)
 	}
 	done()
@@ -169,7 +169,7 @@ func TestLayerCache(t *testing.T) {
 	if err != nil || len(lost) != 1 {
 		t.Fatalf("evicting the snapshot lost %+v, %v, want 1 key", lost, err)
 	}
-	if err := p.Unpack(ctx, e, func(ctx context.Context) error {
+	if err := p.Unpack(ctx, e, func(ctx context.Context, e imagepin.Entry) error {
 		if repaired, err := s.PutIf(ctx, e, e.Record); err != nil || !repaired {
 			t.Errorf("PutIf: repaired %v, %v", repaired, err)
 		}
@@ -196,7 +196,7 @@ func TestLayerCache(t *testing.T) {
 	if err := n.Snapshotter("cached").Remove(ctx, img.ChainID.String()); err != nil {
 		t.Fatal(err)
 	}
-	if err := p.Unpack(ctx, e, func(context.Context) error { return nil }); !errdefs.IsNotFound(err) {
+	if err := p.Unpack(ctx, e, func(context.Context, imagepin.Entry) error { return nil }); !errdefs.IsNotFound(err) {
 		t.Errorf("without cache and layer: got %v, want a NotFound error", err)
 	}
 }

@@ -24,7 +24,7 @@ import (
 	"github.com/imagepin/imagepin/pkg/runtimeplatform"
 )
 
-// Config has the dependencies of a [Maker]. All fields are required.
+// Config has the dependencies of a [Maker]. All fields except Clean are required.
 type Config struct {
 	Content  content.Store
 	Leases   leases.Manager
@@ -40,6 +40,8 @@ type Config struct {
 	Settings func() *Settings
 	// Runtimes returns the runtime handlers of the node.
 	Runtimes func() *runtimeplatform.Set
+	// Clean waits until the node has no snapshots any more that a pull had unpacked when the power was cut.
+	Clean func(context.Context) error
 }
 
 // Images provides the images of the node. [store.Store] implements it.
@@ -123,7 +125,12 @@ type Maker struct {
 }
 
 // New returns a Maker.
-func New(c Config) *Maker { return &Maker{config: c, unpacker: newUnpacker(c)} }
+func New(c Config) *Maker {
+	if c.Clean == nil {
+		c.Clean = func(context.Context) error { return nil }
+	}
+	return &Maker{config: c, unpacker: newUnpacker(c)}
+}
 
 // Job is an image to make ready.
 type Job struct {
@@ -285,6 +292,9 @@ func (m *Maker) makeAndRecord(ctx context.Context, j Job, use *use) (entry image
 
 // fetchAndRecord makes and records the key of a job under the lease in ctx. It locks the image when it has fetched all.
 func (m *Maker) fetchAndRecord(ctx context.Context, j Job, use *use) (entry imagepin.Entry, wrote bool, outcome Outcome, err error) {
+	if err := m.config.Clean(ctx); err != nil {
+		return entry, false, "", err
+	}
 	fetching, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	img, err := m.unpacker.choose(fetching, j, cancel)
@@ -304,6 +314,9 @@ func (m *Maker) fetchAndRecord(ctx context.Context, j Job, use *use) (entry imag
 	made, err := m.unpacker.unpack(fetching, img)
 	if err != nil {
 		return entry, false, "", asRemoved(withCause(fetching, err))
+	}
+	if err := m.config.Settings().makeDurable(ctx, &made); err != nil {
+		return entry, false, "", err
 	}
 	if err := use.lock(ctx); err != nil {
 		return entry, false, "", err

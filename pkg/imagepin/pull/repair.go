@@ -59,6 +59,7 @@ func (m *Maker) putLost(ctx context.Context, lost, made imagepin.Entry) (imagepi
 		return imagepin.Entry{}, fmt.Errorf("%s is image %s for target %s, it was recorded as image %s: %w", lost.Root.Digest,
 			made.ImageID, lost.Target, lost.ImageID, errdefs.ErrFailedPrecondition)
 	}
+	lost.Durable = made.Durable
 	restored, err := m.config.Images.PutIf(ctx, lost, lost.Record)
 	if err == nil && !restored {
 		err = errUnneeded
@@ -93,10 +94,11 @@ func (m *Maker) WithLease(ctx context.Context, entries []imagepin.Entry, fn func
 	})
 }
 
-// Unpack unpacks an image whose layers are on the node for e's target, and runs record while a lease holds the result.
+// Unpack unpacks an image whose layers are on the node for e's target, makes it durable, and runs record with e and its mark
+// while a lease holds the result.
 // It sends no request to a registry and fails with ErrNotFound if a layer is missing. The image's configuration keeps
 // the snapshot.
-func (m *Maker) Unpack(ctx context.Context, e imagepin.Entry, record func(context.Context) error) error {
+func (m *Maker) Unpack(ctx context.Context, e imagepin.Entry, record func(context.Context, imagepin.Entry) error) error {
 	rt, err := m.runtimeOf(e.Target)
 	if err != nil {
 		return err
@@ -110,10 +112,16 @@ func (m *Maker) Unpack(ctx context.Context, e imagepin.Entry, record func(contex
 			}
 			manifest = chosen
 		}
+		if err := m.config.Clean(ctx); err != nil {
+			return err
+		}
 		if err := m.unpacker.unpackLocal(ctx, e, manifest, rt); err != nil {
 			return err
 		}
-		if err := record(ctx); err != nil {
+		if err := m.config.Settings().makeDurable(ctx, &e); err != nil {
+			return err
+		}
+		if err := record(ctx, e); err != nil {
 			return err
 		}
 		return m.config.Retained.SyncImage(ctx, e)

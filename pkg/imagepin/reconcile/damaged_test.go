@@ -173,10 +173,10 @@ func TestSchedule(t *testing.T) {
 // unpacking is a Maker whose images are unpacked by a function, which also records the key.
 type unpacking struct {
 	Maker
-	unpack func(ctx context.Context, record func(context.Context) error) error
+	unpack func(ctx context.Context, record func(context.Context, imagepin.Entry) error) error
 }
 
-func (u unpacking) Unpack(ctx context.Context, _ imagepin.Entry, record func(context.Context) error) error {
+func (u unpacking) Unpack(ctx context.Context, _ imagepin.Entry, record func(context.Context, imagepin.Entry) error) error {
 	return u.unpack(ctx, record)
 }
 
@@ -196,12 +196,12 @@ func TestSnapshotRemovedBeforeRecord(t *testing.T) {
 		}
 	}
 	var unpacks atomic.Int32
-	d.config.Maker = unpacking{unpack: func(_ context.Context, record func(context.Context) error) error {
+	d.config.Maker = unpacking{unpack: func(_ context.Context, record func(context.Context, imagepin.Entry) error) error {
 		n := unpacks.Add(1)
 		leased, done := d.Lease(t)
 		defer done()
 		d.Unpack(leased, t, img, "first")
-		err := record(leased)
+		err := record(leased, e)
 		if n == 1 {
 			remove()
 		}

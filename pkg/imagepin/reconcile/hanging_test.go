@@ -98,7 +98,7 @@ func (l leasing) WithLease(ctx context.Context, entries []imagepin.Entry, fn fun
 	})
 }
 
-func (l leasing) Unpack(ctx context.Context, e imagepin.Entry, _ func(context.Context) error) error {
+func (l leasing) Unpack(ctx context.Context, e imagepin.Entry, _ func(context.Context, imagepin.Entry) error) error {
 	l.unpacks <- e
 	<-ctx.Done()
 	return ctx.Err()

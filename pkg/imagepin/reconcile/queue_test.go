@@ -26,7 +26,7 @@ type failingMaker struct {
 	errs map[string]error
 }
 
-func (m failingMaker) Unpack(_ context.Context, e imagepin.Entry, _ func(context.Context) error) error {
+func (m failingMaker) Unpack(_ context.Context, e imagepin.Entry, _ func(context.Context, imagepin.Entry) error) error {
 	return m.errs[e.Ref]
 }
 

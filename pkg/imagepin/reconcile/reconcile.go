@@ -20,7 +20,6 @@ import (
 
 	"github.com/imagepin/imagepin/pkg/imagepin"
 	"github.com/imagepin/imagepin/pkg/imagepin/health"
-	"github.com/imagepin/imagepin/pkg/imagepin/internal/lease"
 	"github.com/imagepin/imagepin/pkg/imagepin/pull"
 	"github.com/imagepin/imagepin/pkg/imagepin/store"
 	"github.com/imagepin/imagepin/pkg/runtimeplatform"
@@ -47,8 +46,11 @@ type Config struct {
 	Retained Retained
 	Content  content.Store
 	Leases   leases.Manager
-	Events   Subscriber
-	Locks    Locks
+	// Boots may be nil: then nothing of an earlier boot is left. Collect runs garbage collection and waits for it.
+	Boots   Boots
+	Collect func(context.Context) error
+	Events  Subscriber
+	Locks   Locks
 	// Runtimes returns the runtime handlers that are currently configured.
 	Runtimes func() *runtimeplatform.Set
 	// Pinned reports whether a pin means or retains a digest. It may be nil: no pin does.
@@ -125,8 +127,9 @@ type Maker interface {
 	// WithLease runs fn with a lease that holds the content and snapshots of entries. If any of these is gone, it does
 	// not run fn, and returns nil.
 	WithLease(ctx context.Context, entries []imagepin.Entry, fn func(context.Context) error) error
-	// Unpack unpacks an image, and runs record while a lease holds it. It returns ErrNotFound if a layer is missing.
-	Unpack(ctx context.Context, e imagepin.Entry, record func(context.Context) error) error
+	// Unpack unpacks an image, makes it durable, and runs record with its mark while a lease holds it. It returns ErrNotFound if a
+	// layer is missing.
+	Unpack(ctx context.Context, e imagepin.Entry, record func(context.Context, imagepin.Entry) error) error
 }
 
 // Puller makes images ready from local content or from their registries. [pull.Puller] implements it.
@@ -151,12 +154,13 @@ type Retained interface {
 
 // Reconciler keeps the index up to date with containerd.
 type Reconciler struct {
-	config  *Config
-	started bool
-	adopter *adopter
-	unkeyed *unkeyed
-	repairs *repairs
-	orphans *orphans
+	config    *Config
+	started   bool
+	adopter   *adopter
+	unkeyed   *unkeyed
+	repairs   *repairs
+	orphans   *orphans
+	leftovers *leftovers
 	// unanswered are the snapshots about which their snapshotters have to be asked again.
 	unanswered *unanswered
 	// last is the result of the last list of images; nil before.
@@ -180,7 +184,7 @@ func New(c Config) *Reconciler {
 	r := &Reconciler{
 		config: &c, repairs: newRepairs(repairer{config: &c}), work: make(chan func(context.Context)),
 		unkeyed: &unkeyed{config: &c, ids: make(map[string]digest.Digest)},
-		orphans: &orphans{config: &c},
+		orphans: &orphans{config: &c}, leftovers: newLeftovers(&c),
 	}
 	r.unanswered = newUnanswered(c.Store.HasSnapshot, r.passAnswered)
 	r.adopter = &adopter{config: &c, repairs: r.repairs, unanswered: r.unanswered, awaitingUnpack: make(map[string][]snapshot)}
@@ -207,13 +211,10 @@ func (r *Reconciler) Run(ctx context.Context, ready func()) (err error) {
 	}()
 	changes, failed := r.config.Events.Subscribe(ctx, topics...)
 	first := !r.started
-	if first {
-		// Only delete leases at the first start. Later there are leases of calls that are still running.
-		if err := lease.DeleteLeftovers(ctx, r.config.Leases); err != nil {
-			return err
-		}
-		r.started = true
+	if err := r.leftovers.remove(ctx, r.repairs.owned.Go); err != nil {
+		return err
 	}
+	r.started = true
 	found, err := r.load(ctx)
 	if err != nil {
 		return err

@@ -238,7 +238,9 @@ func (r repairer) verify(ctx context.Context, loss health.Loss) (_ health.Loss, 
 		return now, false, nil
 	}
 	err = r.config.Maker.WithLease(ctx, []imagepin.Entry{loss.Entry}, func(ctx context.Context) (err error) {
-		recorded, err = r.config.Store.PutIf(ctx, loss.Entry, loss.Entry.Record)
+		e := loss.Entry
+		e.Durable = "" // another tool may have unpacked it again
+		recorded, err = r.config.Store.PutIf(ctx, e, e.Record)
 		return err
 	})
 	return loss, recorded, err
@@ -264,9 +266,8 @@ func (r repairer) unpack(ctx context.Context, loss health.Loss) (restored bool, 
 	if witness == "" {
 		witness = loss.Entry.Record
 	}
-	err := r.config.Maker.Unpack(ctx, loss.Entry, func(ctx context.Context) (err error) {
+	err := r.config.Maker.Unpack(ctx, loss.Entry, func(ctx context.Context, e imagepin.Entry) (err error) {
 		failpoint.Reach("repair.unpacked")
-		e := loss.Entry
 		if loss.NewTarget {
 			e.ReadyAt = time.Now()
 		}

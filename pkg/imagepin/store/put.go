@@ -199,7 +199,11 @@ func (s *presence) diffEntries(proof string, entries []imagepin.Entry) (wanted, 
 	return wanted, replaced, changed
 }
 
+// sameImage reports whether an entry a has nothing to gain from b. What another tool has recorded takes no mark of durability away.
 func sameImage(a, b imagepin.Entry) bool {
+	if (a.Durable == "") != (b.Durable == "") && (b.Durable != "" || b.Source == imagepin.SourcePull) {
+		return false
+	}
 	return a.Root.Digest == b.Root.Digest && a.Manifest == b.Manifest && a.ImageID == b.ImageID &&
 		a.ChainID == b.ChainID && a.Record == b.Record && a.RecordTarget.Digest == b.RecordTarget.Digest &&
 		(a.Source == b.Source || b.Source != imagepin.SourcePull) // a pull replaces an entry of another tool

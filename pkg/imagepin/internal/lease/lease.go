@@ -76,11 +76,11 @@ func With(ctx context.Context, manager leases.Manager, p Purpose, fn func(contex
 
 // DeleteLeftovers deletes the leases of killed calls: leases with the purposes Pull, Use and Collect. It must run
 // before the first call. It returns after garbage collection of what they held, unless that takes too long: a
-// snapshotter that hangs must not block the start.
-func DeleteLeftovers(ctx context.Context, manager leases.Manager) error {
+// snapshotter that hangs must not block the start. late are the leases whose deletion took too long.
+func DeleteLeftovers(ctx context.Context, manager leases.Manager) (late []leases.Lease, _ error) {
 	all, err := manager.List(ctx, fmt.Sprintf("labels.%q~=^(%s|%s|%s)$", imagepin.LeaseLabel, Pull, Use, Collect))
 	if err != nil {
-		return fmt.Errorf("list the leases of earlier calls: %w", err)
+		return nil, fmt.Errorf("list the leases of earlier calls: %w", err)
 	}
 	for i, l := range all {
 		var opts []leases.DeleteOpt
@@ -89,17 +89,32 @@ func DeleteLeftovers(ctx context.Context, manager leases.Manager) error {
 		}
 		failpoint.Reach("start.leftover")
 		bounded, cancel := context.WithTimeout(ctx, cleanupTimeout)
-		err := manager.Delete(bounded, l, opts...)
-		late := bounded.Err() != nil && ctx.Err() == nil
+		err := deleteLeftover(bounded, manager, l, opts...)
+		isLate := bounded.Err() != nil && ctx.Err() == nil
 		cancel()
-		if late {
+		if isLate {
 			log.G(ctx).WithError(err).WithField("lease", l.ID).Warn("cannot delete the lease of a killed call in time, its content is collected later")
+			late = append(late, l)
 			continue
 		}
-		if err != nil && !errdefs.IsNotFound(err) {
-			return fmt.Errorf("delete the lease of an earlier call: %w", err)
+		if err != nil {
+			return nil, err
 		}
-		log.G(ctx).WithField("lease", l.ID).Info("deleted the lease of a killed call")
 	}
+	return late, nil
+}
+
+// DeleteLeftover deletes a lease that DeleteLeftovers could not delete in time.
+func DeleteLeftover(ctx context.Context, manager leases.Manager, l leases.Lease) error {
+	ctx, cancel := context.WithTimeout(ctx, cleanupTimeout)
+	defer cancel()
+	return deleteLeftover(ctx, manager, l)
+}
+
+func deleteLeftover(ctx context.Context, manager leases.Manager, l leases.Lease, opts ...leases.DeleteOpt) error {
+	if err := manager.Delete(ctx, l, opts...); err != nil && !errdefs.IsNotFound(err) {
+		return fmt.Errorf("delete the lease of an earlier call: %w", err)
+	}
+	log.G(ctx).WithField("lease", l.ID).Info("deleted the lease of a killed call")
 	return nil
 }

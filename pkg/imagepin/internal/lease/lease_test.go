@@ -98,8 +98,8 @@ func TestDeleteLeftovers(t *testing.T) {
 		n.Write(leases.WithLease(ctx, id), t, held[id])
 	}
 	m := &syncLeases{Manager: n.Leases}
-	if err := DeleteLeftovers(ctx, m); err != nil {
-		t.Fatal(err)
+	if late, err := DeleteLeftovers(ctx, m); err != nil || len(late) > 0 {
+		t.Fatal(late, err)
 	}
 	all, err := n.Leases.List(ctx)
 	if err != nil {
@@ -115,8 +115,8 @@ func TestDeleteLeftovers(t *testing.T) {
 	if n.HasBlob(t, img.Layer.Digest) || !n.HasBlob(t, kept.Layer.Digest) {
 		t.Error("the content does not match the remaining leases")
 	}
-	if err := DeleteLeftovers(ctx, m); err != nil {
-		t.Error(err)
+	if late, err := DeleteLeftovers(ctx, m); err != nil || len(late) > 0 {
+		t.Error(late, err)
 	}
 	if len(m.sync) != 4 {
 		t.Errorf("deleted %d leases, want 4", len(m.sync))

@@ -1,0 +1,113 @@
+package reconcile
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/containerd/containerd/v2/core/leases"
+	"github.com/containerd/log"
+
+	"github.com/imagepin/imagepin/internal/failpoint"
+	"github.com/imagepin/imagepin/pkg/imagepin/internal/lease"
+)
+
+// Boots knows whether an earlier boot has left something. [durable.Boots] implements it.
+type Boots interface {
+	// Settled reports whether Settle was called in the running boot.
+	Settled() (bool, error)
+	Settle() error
+}
+
+// leftovers are what calls have left that a kill or a power cut has ended. After a power cut, layers that a pull had unpacked
+// may have lost their files. Nothing of it may be used: a pull finds a snapshot by the digest of its layers.
+type leftovers struct {
+	config *Config
+	leases []leases.Lease // those whose deletion is not known to have succeeded
+	begun  bool
+	gone   chan struct{} // closed when nothing is left
+	retry  time.Duration // how long to wait before garbage is collected again after a failure
+}
+
+func newLeftovers(c *Config) *leftovers {
+	return &leftovers{config: c, gone: make(chan struct{}), retry: time.Second}
+}
+
+// remove deletes the leases of the calls that were running when the process ended. In the first start of a boot, it also waits
+// for the collection of what they held. If that takes too long, it goes on in the background until ctx ends, and
+// [Reconciler.AwaitClean] waits for it: a snapshotter that hangs must not block the start. It must be called again then.
+func (l *leftovers) remove(ctx context.Context, background func(func())) error {
+	if !l.begun { // later there are leases of calls that are still running
+		left, err := lease.DeleteLeftovers(ctx, l.config.Leases)
+		if err != nil {
+			return err
+		}
+		l.leases, l.begun = left, true
+	}
+	select {
+	case <-l.gone:
+		return nil
+	default:
+	}
+	if l.settled(ctx) {
+		close(l.gone)
+		return nil
+	}
+	err := l.collect(ctx)
+	if err == nil {
+		return nil
+	}
+	log.G(ctx).WithError(err).Warn("cannot collect what pulls had unpacked before the boot, pulls wait until that succeeds")
+	background(func() {
+		for err != nil {
+			select {
+			case <-ctx.Done():
+				return
+			case <-time.After(l.retry):
+			}
+			err = l.collect(ctx)
+		}
+	})
+	return nil
+}
+
+// settled reports whether nothing of an earlier boot is left.
+func (l *leftovers) settled(ctx context.Context) bool {
+	if l.config.Boots == nil {
+		return true
+	}
+	settled, err := l.config.Boots.Settled()
+	if err != nil {
+		log.G(ctx).WithError(err).Warn("cannot find whether this is the first start since the boot")
+	}
+	return settled
+}
+
+// collect removes what is left.
+func (l *leftovers) collect(ctx context.Context) error {
+	for len(l.leases) > 0 {
+		if err := lease.DeleteLeftover(ctx, l.config.Leases, l.leases[0]); err != nil {
+			return err
+		}
+		l.leases = l.leases[1:]
+	}
+	if err := l.config.Collect(ctx); err != nil {
+		return err
+	}
+	failpoint.Reach("start.collected")
+	if err := l.config.Boots.Settle(); err != nil {
+		return fmt.Errorf("%w, the next start collects garbage again", err)
+	}
+	close(l.gone)
+	return nil
+}
+
+// AwaitClean waits until nothing is left of what pulls had unpacked when the power was cut, or until ctx ends.
+func (r *Reconciler) AwaitClean(ctx context.Context) error {
+	select {
+	case <-r.leftovers.gone:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}

@@ -1,0 +1,114 @@
+package reconcile
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"testing"
+
+	"github.com/containerd/containerd/v2/core/leases"
+
+	"github.com/imagepin/imagepin/internal/ctdtest"
+	"github.com/imagepin/imagepin/pkg/imagepin"
+	"github.com/imagepin/imagepin/pkg/imagepin/internal/lease"
+)
+
+// boots are the boots of a node.
+type boots struct {
+	settled bool
+	err     error
+}
+
+func (b *boots) Settled() (bool, error) { return b.settled, b.err }
+
+func (b *boots) Settle() error {
+	b.settled = true
+	return nil
+}
+
+// isClean reports whether pulls may begin.
+func (l *leftovers) isClean() bool {
+	select {
+	case <-l.gone:
+		return true
+	default:
+		return false
+	}
+}
+
+// TestFirstStartOfABoot checks that what a pull had unpacked is collected before the next pull if the power may have been cut,
+// also if the lease of the pull is gone and if a collection fails. After a kill, only the lease is deleted.
+func TestFirstStartOfABoot(t *testing.T) {
+	for _, c := range []struct {
+		name     string
+		boots    *boots
+		failures int // of the collection
+		collects int
+	}{
+		{name: "same boot", boots: &boots{settled: true}},
+		{name: "first start", boots: &boots{}, collects: 1},
+		{name: "unreadable note", boots: &boots{err: errors.New("unreadable")}, collects: 1},
+		{name: "collection fails", boots: &boots{}, failures: 3, collects: 4},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			n := ctdtest.New(t, "first")
+			ctx := n.Context(t)
+			blobs := ctdtest.Blobs{}
+			img := blobs.Image("linux/amd64", "cut", nil)
+			l, err := n.Leases.Create(ctx, leases.WithRandomID(), leases.WithLabel(imagepin.LeaseLabel, string(lease.Pull)))
+			noError(t, err)
+			n.Write(leases.WithLease(ctx, l.ID), t, blobs)
+			n.Unpack(leases.WithLease(ctx, l.ID), t, img, "first")
+			if c.boots.err == nil && !c.boots.settled {
+				noError(t, n.Leases.Delete(ctx, l)) // a kill before the collection
+			}
+			collects, failure := 0, errors.New("a snapshotter hangs")
+			removed := newLeftovers(&Config{Leases: n.Leases, Boots: c.boots, Collect: func(context.Context) error {
+				if collects++; collects <= c.failures {
+					return failure
+				}
+				n.Collect(t)
+				return nil
+			}})
+			removed.retry = 0
+			again := make(chan func(), 1)
+			noError(t, removed.remove(ctx, func(collect func()) { again <- collect }))
+			if removed.isClean() != (c.failures == 0) {
+				t.Errorf("pulls may begin: %t after %d failures", removed.isClean(), c.failures)
+			}
+			if c.failures > 0 {
+				(<-again)()
+			}
+			if !removed.isClean() || collects != c.collects || !c.boots.settled {
+				t.Errorf("pulls may begin: %t, %d collections, settled: %t", removed.isClean(), collects, c.boots.settled)
+			}
+			if n.HasSnapshot(t, "first", img.ChainID) {
+				t.Error("what the pull had unpacked can be used again")
+			}
+			running, err := n.Leases.Create(ctx, leases.WithRandomID(), leases.WithLabel(imagepin.LeaseLabel, string(lease.Pull)))
+			noError(t, err)
+			noError(t, removed.remove(ctx, func(func()) { t.Error("garbage is collected again") }))
+			if left, err := n.Leases.List(ctx); err != nil || len(left) != 1 || left[0].ID != running.ID {
+				t.Errorf("leases %v, %v, want that of a running pull", left, err)
+			}
+		})
+	}
+}
+
+// TestStoppedCollection checks that a process that ends during the collection leaves the rest to the next start, and that pulls
+// do not begin.
+func TestStoppedCollection(t *testing.T) {
+	n, b := ctdtest.New(t), &boots{}
+	ctx, stop := context.WithCancel(n.Context(t))
+	var background sync.WaitGroup
+	removed := newLeftovers(&Config{Leases: n.Leases, Boots: b, Collect: func(ctx context.Context) error {
+		stop()
+		return ctx.Err()
+	}})
+	noError(t, removed.remove(ctx, background.Go))
+	background.Wait()
+	r := &Reconciler{leftovers: removed}
+	if err := r.AwaitClean(ctx); !errors.Is(err, context.Canceled) || b.settled {
+		t.Errorf("waiting for the collection: %v, settled: %t", err, b.settled)
+	}
+}
