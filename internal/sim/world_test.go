@@ -32,6 +32,7 @@ import (
 
 	"github.com/imagepin/imagepin/internal/gcroots"
 	"github.com/imagepin/imagepin/internal/sim/stockcri"
+	"github.com/imagepin/imagepin/pkg/imagepin/durable"
 )
 
 const k8s = "k8s.io"
@@ -92,6 +93,16 @@ func newWorld(seed uint64, dir string) (*world, error) {
 	if seed%reconfigureEvery == 0 && w.choice.slowGC == 0 {
 		w.choice.reconfigure, w.choice.kill = true, true
 		w.choice.before = append(w.choice.before, "pull app:1 foreign", "pull app:2 foreign")
+	}
+	// The directory is that of the history before. The first start is the first one of a boot, unless pulls would wait for its
+	// collection too long.
+	boots := durable.BootsIn(dir)
+	setBoot := boots.Remove
+	if w.choice.slowGC > 0 {
+		setBoot = boots.Settle
+	}
+	if err := setBoot(); err != nil {
+		return nil, err
 	}
 	backends := make(map[string]snapshots.Snapshotter)
 	for _, name := range snapshotters {

@@ -33,42 +33,43 @@ func newLeftovers(c *Config) *leftovers {
 	return &leftovers{config: c, gone: make(chan struct{}), retry: time.Second}
 }
 
-// remove deletes the leases of the calls that were running when the process ended. In the first start of a boot, it also waits
-// for the collection of what they held. If that takes too long, it goes on in the background until ctx ends, and
-// [Reconciler.AwaitClean] waits for it: a snapshotter that hangs must not block the start. It must be called again then.
-func (l *leftovers) remove(ctx context.Context, background func(func())) error {
-	if !l.begun { // later there are leases of calls that are still running
-		left, err := lease.DeleteLeftovers(ctx, l.config.Leases)
-		if err != nil {
-			return err
-		}
-		l.leases, l.begun = left, true
-	}
-	select {
-	case <-l.gone:
+// remove deletes the leases of the calls that were running when the process ended. If this is not the first start of a boot,
+// nothing else is left.
+func (l *leftovers) remove(ctx context.Context) error {
+	if l.begun { // later there are leases of calls that are still running
 		return nil
-	default:
 	}
+	late, err := lease.DeleteLeftovers(ctx, l.config.Leases)
+	if err != nil {
+		return err
+	}
+	l.leases, l.begun = late, true
 	if l.settled(ctx) {
 		close(l.gone)
-		return nil
 	}
-	err := l.collect(ctx)
-	if err == nil {
-		return nil
-	}
-	log.G(ctx).WithError(err).Warn("cannot collect what pulls had unpacked before the boot, pulls wait until that succeeds")
-	background(func() {
-		for err != nil {
-			select {
-			case <-ctx.Done():
-				return
-			case <-time.After(l.retry):
-			}
-			err = l.collect(ctx)
-		}
-	})
 	return nil
+}
+
+// collect removes the rest of what is left, until it succeeds or ctx ends. Calls are answered meanwhile, and only pulls wait, see
+// [Reconciler.AwaitClean]: a collection takes as long as the slowest snapshotter.
+func (l *leftovers) collect(ctx context.Context) {
+	for {
+		select {
+		case <-l.gone:
+			return
+		default:
+		}
+		err := l.collectOnce(ctx)
+		if err == nil || ctx.Err() != nil {
+			return
+		}
+		log.G(ctx).WithError(err).Warn("cannot collect what pulls had unpacked before the boot, pulls wait until that succeeds")
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(l.retry):
+		}
+	}
 }
 
 // settled reports whether nothing of an earlier boot is left.
@@ -83,8 +84,7 @@ func (l *leftovers) settled(ctx context.Context) bool {
 	return settled
 }
 
-// collect removes what is left.
-func (l *leftovers) collect(ctx context.Context) error {
+func (l *leftovers) collectOnce(ctx context.Context) error {
 	for len(l.leases) > 0 {
 		if err := lease.DeleteLeftover(ctx, l.config.Leases, l.leases[0]); err != nil {
 			return err

@@ -3,7 +3,6 @@ package reconcile
 import (
 	"context"
 	"errors"
-	"sync"
 	"testing"
 
 	"github.com/containerd/containerd/v2/core/leases"
@@ -71,14 +70,11 @@ func TestFirstStartOfABoot(t *testing.T) {
 				return nil
 			}})
 			removed.retry = 0
-			again := make(chan func(), 1)
-			noError(t, removed.remove(ctx, func(collect func()) { again <- collect }))
-			if removed.isClean() != (c.failures == 0) {
-				t.Errorf("pulls may begin: %t after %d failures", removed.isClean(), c.failures)
+			noError(t, removed.remove(ctx))
+			if removed.isClean() != (c.collects == 0) {
+				t.Errorf("pulls may begin before the collection: %t", removed.isClean())
 			}
-			if c.failures > 0 {
-				(<-again)()
-			}
+			removed.collect(ctx)
 			if !removed.isClean() || collects != c.collects || !c.boots.settled {
 				t.Errorf("pulls may begin: %t, %d collections, settled: %t", removed.isClean(), collects, c.boots.settled)
 			}
@@ -87,7 +83,11 @@ func TestFirstStartOfABoot(t *testing.T) {
 			}
 			running, err := n.Leases.Create(ctx, leases.WithRandomID(), leases.WithLabel(imagepin.LeaseLabel, string(lease.Pull)))
 			noError(t, err)
-			noError(t, removed.remove(ctx, func(func()) { t.Error("garbage is collected again") }))
+			noError(t, removed.remove(ctx))
+			removed.collect(ctx)
+			if collects != c.collects {
+				t.Errorf("garbage is collected again: %d collections", collects)
+			}
 			if left, err := n.Leases.List(ctx); err != nil || len(left) != 1 || left[0].ID != running.ID {
 				t.Errorf("leases %v, %v, want that of a running pull", left, err)
 			}
@@ -100,13 +100,12 @@ func TestFirstStartOfABoot(t *testing.T) {
 func TestStoppedCollection(t *testing.T) {
 	n, b := ctdtest.New(t), &boots{}
 	ctx, stop := context.WithCancel(n.Context(t))
-	var background sync.WaitGroup
 	removed := newLeftovers(&Config{Leases: n.Leases, Boots: b, Collect: func(ctx context.Context) error {
 		stop()
 		return ctx.Err()
 	}})
-	noError(t, removed.remove(ctx, background.Go))
-	background.Wait()
+	noError(t, removed.remove(ctx))
+	removed.collect(ctx)
 	r := &Reconciler{leftovers: removed}
 	if err := r.AwaitClean(ctx); !errors.Is(err, context.Canceled) || b.settled {
 		t.Errorf("waiting for the collection: %v, settled: %t", err, b.settled)

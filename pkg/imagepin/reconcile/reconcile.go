@@ -211,7 +211,7 @@ func (r *Reconciler) Run(ctx context.Context, ready func()) (err error) {
 	}()
 	changes, failed := r.config.Events.Subscribe(ctx, topics...)
 	first := !r.started
-	if err := r.leftovers.remove(ctx, r.repairs.owned.Go); err != nil {
+	if err := r.leftovers.remove(ctx); err != nil {
 		return err
 	}
 	r.started = true
@@ -239,6 +239,7 @@ func (r *Reconciler) Run(ctx context.Context, ready func()) (err error) {
 		if err := r.config.Store.ReleaseOrphans(ctx, found.have.Unpacked(), found.lost...); err != nil && ctx.Err() == nil {
 			log.G(ctx).WithError(err).Error("cannot release snapshots that no key needs")
 		}
+		r.leftovers.collect(ctx)
 		warnAboutLayers(ctx, r.config.Content, found.have)
 	})
 	markUnused(ctx, r.config.Store) // before the repairs: an image that they move is ready later than its key was unused
