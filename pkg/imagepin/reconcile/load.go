@@ -48,6 +48,11 @@ func (r *Reconciler) load(ctx context.Context) (*found, error) {
 			loss = health.Loss{Entry: e, Reason: "it was not ready before", Unverified: true}
 		}
 		r.config.Store.NoteDamaged(e, loss.Reason)
+		if e.Durable != "" { // a pull or a repair unpacks it again, and that may be lost when the power is cut
+			if _, err := r.config.Store.MarkDamaged(ctx, e, loss.Reason); err != nil {
+				logOf(ctx, e).WithError(err).Warn("cannot record that a key is damaged")
+			}
+		}
 		f.losses = append(f.losses, loss)
 	}
 	for _, e := range loaded.Superseded {

@@ -101,14 +101,20 @@ func (x *index) forgetDamaged(e imagepin.Entry) {
 }
 
 // MarkDamaged records that a key is damaged and could not be repaired yet, so that a start does not believe it before
-// everything that it needs has been verified. It writes once: the time of the first mark stays. kept is false if the key
-// is in the index, or if its record does not carry it any more. A label that has no room for the mark stays as it is.
+// everything that it needs has been verified. The key is not durable any more: what a repair unpacks may be lost when the power is
+// cut. MarkDamaged writes once: the time of the first mark stays. kept is false if the key is in the index, or if its record does not
+// carry it any more. A label that has no room for the mark stays as it is.
 func (s *Store) MarkDamaged(ctx context.Context, e imagepin.Entry, reason string) (kept bool, _ error) {
 	unlock, err := s.lock(ctx)
 	if err != nil {
 		return false, err
 	}
 	defer unlock()
+	return s.markDamaged(ctx, e, reason)
+}
+
+// markDamaged is MarkDamaged for a caller that holds the lock.
+func (s *writer) markDamaged(ctx context.Context, e imagepin.Entry, reason string) (kept bool, _ error) {
 	if _, ready := s.Get(e.Key); ready {
 		return false, nil
 	}
@@ -122,10 +128,13 @@ func (s *Store) MarkDamaged(ctx context.Context, e imagepin.Entry, reason string
 		return false, fmt.Errorf("read image record %s: %w", e.Record, err)
 	}
 	if now, err := imagepin.DecodeKeyLabel(label, img.Labels[label]); err == nil {
-		e.DamagedAt = now.DamagedAt
+		e.DamagedAt, e.Durable = now.DamagedAt, now.Durable
 	}
-	if e.DamagedAt.IsZero() {
-		e.DamagedAt = time.Now()
+	if e.DamagedAt.IsZero() || e.Durable != "" {
+		e.Durable = ""
+		if e.DamagedAt.IsZero() {
+			e.DamagedAt = time.Now()
+		}
 		if _, value, err := imagepin.EncodeKeyLabel(e); err == nil {
 			_, err = s.config.Records.Update(ctx, images.Image{Name: e.Record, Labels: map[string]string{label: value}}, "labels."+label)
 			if err != nil && !errdefs.IsNotFound(err) {
@@ -137,15 +146,30 @@ func (s *Store) MarkDamaged(ctx context.Context, e imagepin.Entry, reason string
 	return true, nil
 }
 
-// EvictSeen removes an entry from the index that is not outdated, because its image is damaged. Its label stays. evicted is
-// false if the entry is outdated.
+// EvictSeen removes an entry from the index that is not outdated, because its image is damaged. Its label stays, and is marked as
+// damaged if it has a mark of durability. evicted is false if the entry is outdated.
 func (s *Store) EvictSeen(ctx context.Context, seen Seen, reason string) (evicted bool, _ error) {
 	unlock, err := s.lock(ctx)
 	if err != nil {
 		return false, err
 	}
 	defer unlock()
-	return len(s.evict(s.index.unchanged(group{seen.entry}), reason)) > 0, nil
+	gone := s.evict(s.index.unchanged(group{seen.entry}), reason)
+	return len(gone) > 0, s.endDurable(ctx, gone, reason)
+}
+
+// endDurable marks keys as damaged that have a mark of durability and have to be unpacked again. Otherwise a start after a power cut
+// would believe what was unpacked when the power was cut. The caller holds the lock.
+func (s *writer) endDurable(ctx context.Context, entries []imagepin.Entry, reason string) error {
+	for _, e := range entries {
+		if e.Durable == "" {
+			continue
+		}
+		if _, err := s.markDamaged(ctx, e, reason); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // evict removes entries from the index, and notes them as damaged. It returns them. The caller holds the lock.

@@ -183,3 +183,49 @@ func TestReleaseKeepsDamaged(t *testing.T) {
 		t.Error("a part of a damaged image that was on the node is gone")
 	}
 }
+
+// TestEvictedKeyIsNotDurable checks that a start does not believe a key that was durable and has to be unpacked again, because a
+// power cut can have ended that. A key without a mark of durability is not written.
+func TestEvictedKeyIsNotDurable(t *testing.T) {
+	for name, evict := range map[string]func(e *env, k imagepin.Entry) error{
+		"snapshot": func(e *env, k imagepin.Entry) error {
+			_, err := e.store.EvictSnapshot(e.ctx, k.Target.Snapshotter, k.ChainID.String())
+			return err
+		},
+		"seen": func(e *env, k imagepin.Entry) error {
+			_, seen, _ := e.store.See(k.Key)
+			_, err := e.store.EvictSeen(e.ctx, seen, "it has no directory")
+			return err
+		},
+	} {
+		for _, mark := range []string{"boot", ""} {
+			t.Run(name+" "+mark, func(t *testing.T) {
+				e := newEnv(t)
+				i := e.image("a")
+				ctx, done := e.Lease(t)
+				defer done()
+				e.place(ctx, t, i, native)
+				k := entries(tag, i, native, 0)[0]
+				k.Durable = mark
+				if _, err := e.store.Put(ctx, "", k); err != nil {
+					t.Fatal(err)
+				}
+				before := e.records.writes
+				e.removeSnapshot(t, i, native)
+				if err := evict(e, k); err != nil {
+					t.Fatal(err)
+				}
+				e.wantDamaged(t, "evicted", k)
+				if wrote := e.records.writes > before; wrote != (mark != "") {
+					t.Errorf("wrote: %t", wrote)
+				}
+				e.place(ctx, t, i, native) // and the power is cut
+				e.restart()
+				loaded := e.loaded(t)
+				if mark == "" && len(loaded.Lost) > 0 || mark != "" && (len(loaded.Lost) != 1 || loaded.Lost[0].DamagedAt.IsZero() || loaded.Lost[0].Durable != "") {
+					t.Errorf("got lost keys %+v after a restart", loaded.Lost)
+				}
+			})
+		}
+	}
+}

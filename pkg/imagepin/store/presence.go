@@ -16,7 +16,7 @@ import (
 )
 
 // EvictSnapshot removes the keys that need a snapshot from the index if the snapshot is gone, so that they are not
-// reported as present. It returns them for repair. Their labels stay.
+// reported as present. It returns them for repair. Their labels stay, and are marked as damaged if they have a mark of durability.
 func (s *Store) EvictSnapshot(ctx context.Context, snapshotter, name string) ([]imagepin.Entry, error) {
 	id := snapshot{snapshotter, digest.Digest(name)}
 	before := s.index.needing(id)
@@ -33,7 +33,9 @@ func (s *Store) EvictSnapshot(ctx context.Context, snapshotter, name string) ([]
 		return nil, err
 	}
 	defer unlock()
-	return s.evict(s.index.unchanged(before), "snapshot "+name+" is gone"), nil
+	reason := "snapshot " + name + " is gone"
+	gone := s.evict(s.index.unchanged(before), reason)
+	return gone, s.endDurable(ctx, gone, reason)
 }
 
 // EvictBlob looks at the content of the keys that have a blob as their index, manifest or configuration. It removes
