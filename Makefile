@@ -25,7 +25,7 @@ SHELL        = $(CURDIR)/hack/timed-shell.sh
 endif
 
 # What these stages write is in memory if the machine has enough.
-test-unit test-integration test-serve test-race test-versions test-sim: private export TMPDIR = $(shell hack/test-directory.sh)
+test-unit test-integration test-serve test-power test-race test-versions test-sim: private export TMPDIR = $(shell hack/test-directory.sh)
 
 .PHONY: help
 help: ## List the targets
@@ -179,7 +179,7 @@ test: ## All tests
 
 .PHONY: test-stages
 test-stages: downloads kubernetes-binaries test-integration debian-roots test-kubelet test-serve test-packages test-cluster \
-	test-unit test-race test-lazy test-versions test-sim check-bench
+	test-power test-unit test-race test-lazy test-versions test-sim check-bench
 
 # These measure memory, or damage a file at each position. With the race detector they need many times as much, and other tests
 # run the same code with it. internal/gunzip starts no goroutine.
@@ -237,7 +237,7 @@ bench-cluster-docs: ## Run the benchmark of ImagePins and write its table into d
 
 .PHONY: test-integration
 test-integration: build test-binaries crash-binaries downloads ## Tests with a real containerd, registry, runc and snapshotters; needs EROFS in the kernel
-	cd integration && $(TEST) -timeout 30m -count 1 $(SUBJECTS) $$($(GO) list ./... | grep -v /versions)
+	cd integration && $(TEST) -timeout 30m -count 1 $(SUBJECTS) $$($(GO) list ./... | grep -v -e /versions -e /power)
 	cd integration/bundle/tools && $(TEST) -timeout 10m -count 1 -tags $(SKOPEO_TAGS) ./...
 
 .PHONY: docs-output
@@ -254,6 +254,10 @@ picture-trace: build test-binaries ## Pull an image and draw its trace into docs
 test-serve: build test-binaries crash-binaries downloads ## The integration tests with imagepin serve in front of stock containerd
 	cd integration && IMAGEPIN_MODE=serve $(TEST) -timeout 30m -count 1 -parallel 3 -skip "$$($(GO) run ./modes)" $(SUBJECTS)
 
+.PHONY: test-power
+test-power: build test-binaries ## Cut power about 40 times (CUTS), with both modes; needs FUSE, loop devices and ext4
+	cd integration && IMAGEPIN_POWER_CUTS=$(or $(CUTS),40) $(TEST) -timeout 10m -count 1 ./power/...
+
 .PHONY: test-race
 test-race: build test-binaries crash-binaries race-binaries ## Tests of concurrency and of imagepin serve with the race detector
 	cd integration && IMAGEPIN_CONCURRENCY_BINARY=containerd-race $(TEST) -timeout 30m -count 1 -run TestConcurrency ./crash
@@ -267,6 +271,10 @@ soak: build test-binaries crash-binaries ## Thousands of random kills and histor
 	cd integration && for mode in plugin serve; do IMAGEPIN_MODE=$$mode IMAGEPIN_CRASH_ROUNDS=$(or $(ROUNDS),5000) IMAGEPIN_APPLY_KILLS=20 \
 		$(TEST) -timeout 24h -count 1 -v -run 'TestFailpoints|TestRandomKills|TestApplyKills' ./crash || exit 1; \
 		IMAGEPIN_MODE=$$mode IMAGEPIN_LOCK_IMAGES=2000 $(TEST) -timeout 24h -count 1 -v -run TestLargeLock ./apply || exit 1; done
+
+.PHONY: soak-power
+soak-power: build test-binaries ## Cut power 1,000 times (CUTS=1000)
+	cd integration && IMAGEPIN_POWER_CUTS=$(or $(CUTS),1000) $(TEST) -timeout 24h -count 1 -v -run TestPower ./power
 
 .PHONY: soak-cluster
 soak-cluster: build test-binaries crash-binaries kubernetes-binaries ## 20 rollouts of three workloads while their tag moves (ROUNDS=20), and ten minutes without the API server

@@ -1,0 +1,144 @@
+package power
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+
+	"github.com/google/uuid"
+
+	"github.com/imagepin/imagepin/integration/node"
+	"github.com/imagepin/imagepin/integration/power/disk"
+	"github.com/imagepin/imagepin/integration/registry"
+	"github.com/imagepin/imagepin/integration/testkit"
+)
+
+// options are the options of a node. What it keeps over a boot is below {root}/root, which is the disk.
+func options(mode node.Mode, sync bool) node.Options {
+	return node.Options{
+		Mode: mode, NoPods: true, Handlers: testkit.OnNative,
+		Extra:      fmt.Sprintf("[plugins.%q]\nimage_pull_with_sync_fs = %t\n", testkit.ImagesSection, sync),
+		ServeExtra: "state = \"{root}/root/imagepin\"\n",
+	}
+}
+
+// machine is a node that boots from a disk, and loses power.
+type machine struct {
+	*testkit.Rig
+	mounted *disk.Mounted
+}
+
+// newMachine returns a machine without power.
+func newMachine(t *testing.T, reg *registry.Registry, opts node.Options) *machine {
+	t.Helper()
+	root, err := node.TempDir()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := os.RemoveAll(root); err != nil {
+			t.Error(err)
+		}
+	})
+	opts.Root, opts.BinDir = root, filepath.Join(root, "bin")
+	if err := wrap(node.BinDir(), opts.BinDir, bootID(root)); err != nil {
+		t.Fatal(err)
+	}
+	m := &machine{Rig: &testkit.Rig{Node: testkit.NewNode(t, opts), T: t, Ctx: testkit.Context(t), Reg: reg}}
+	t.Cleanup(func() { // before the node is closed
+		if m.mounted != nil {
+			m.losePower()
+		}
+	})
+	return m
+}
+
+func bootID(root string) string { return filepath.Join(root, "boot-id") }
+
+// wrap makes a directory of binaries that read another boot ID than that of this machine, which goes on.
+func wrap(from, to, bootID string) error {
+	if err := os.Mkdir(to, 0o755); err != nil {
+		return err
+	}
+	for _, name := range []string{"containerd-shim-runc-v2", "ctr"} {
+		if err := os.Symlink(filepath.Join(from, name), filepath.Join(to, name)); err != nil {
+			return err
+		}
+	}
+	for _, name := range []string{node.Ours, node.Stock, "imagepin"} {
+		script := fmt.Sprintf(`#!/bin/sh
+exec unshare --mount --propagation private sh -c 'mount --bind "$0" /proc/sys/kernel/random/boot_id && exec "$@"' %q %q "$@"
+`, bootID, filepath.Join(from, name))
+		if err := os.WriteFile(filepath.Join(to, name), []byte(script), 0o755); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// boot starts the machine with a disk.
+func (m *machine) boot(d *disk.Disk) {
+	m.T.Helper()
+	m.start(d.Mount)
+}
+
+// bootCopy starts the machine with a copy of a disk.
+func (m *machine) bootCopy(d *disk.Disk) {
+	m.T.Helper()
+	m.start(d.MountCopy)
+}
+
+func (m *machine) start(mount func(dir string) (*disk.Mounted, error)) {
+	m.T.Helper()
+	id := bootID(m.Root())
+	if err := os.WriteFile(id+".new", []byte(uuid.NewString()+"\n"), 0o644); err != nil {
+		m.T.Fatal(err)
+	}
+	if err := os.Rename(id+".new", id); err != nil { // processes of the boot before have mounted the old file
+		m.T.Fatal(err)
+	}
+	var err error
+	if m.mounted, err = mount(m.Path("root")); err != nil {
+		m.T.Fatal(err)
+	}
+	if err := m.Start(m.Ctx); err != nil {
+		m.T.Fatal(err)
+	}
+}
+
+// losePower ends the machine. What is on its disk is a matter of the copies that were made before.
+func (m *machine) losePower() {
+	m.T.Helper()
+	mounted := m.mounted
+	m.mounted = nil
+	if err := m.PowerLoss(); err != nil {
+		m.T.Fatal(err)
+	}
+	if err := mounted.Unmount(); err != nil {
+		m.T.Fatal(err)
+	}
+}
+
+// shutDown stops the machine. All that it has written is then on the disk.
+func (m *machine) shutDown() {
+	m.T.Helper()
+	mounted := m.mounted
+	m.mounted = nil
+	if err := m.Stop(); err != nil {
+		m.T.Fatal(err)
+	}
+	if err := mounted.Unmount(); err != nil {
+		m.T.Fatal(err)
+	}
+}
+
+// command runs the imagepin command.
+func (m *machine) command(args ...string) error {
+	cmd := exec.CommandContext(m.Ctx, filepath.Join(node.BinDir(), "imagepin"), append([]string{"--address", m.Address()}, args...)...)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("imagepin %q: %w: %s", args, err, out)
+	}
+	return nil
+}
