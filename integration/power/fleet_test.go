@@ -21,9 +21,9 @@ type fleet struct {
 	installed *disk.Disk
 	promised  promise // of the disk "installed"
 
-	// The images, as references. kept and pinned are on the disk for both handlers, and web and db are in the lock. large and
-	// other are not on the disk. pinned, web and db have two versions.
-	kept, pinned, web, db, large, other string
+	// The images, as references. kept and pinned are on the disk for both handlers, and web and db are in the lock. large, other
+	// and single, which has one large layer, are not on the disk. pinned, web and db have two versions.
+	kept, pinned, web, db, large, other, single string
 
 	pulls     []pulled                // all pulls of pods
 	versions  map[string][]string     // digests of the manifests of a reference's versions
@@ -74,6 +74,7 @@ func (f *fleet) push() {
 		{&f.web, "shop/web:1", middle, []string{"1", "2"}, []string{"", testkit.Second}},
 		{&f.db, "shop/db:1", small, []string{"1", "2"}, []string{"", testkit.Second}},
 		{&f.large, "large:1", big, []string{"1"}, []string{""}},
+		{&f.single, "single:1", image.Options{Layers: 1, Files: 40, Size: 4 << 20, Random: true}, []string{"1"}, []string{""}},
 		{&f.other, "other:1", small, []string{"1"}, []string{"", testkit.Second}},
 	} {
 		ref := f.reg.Ref(i.name)

@@ -33,6 +33,9 @@ type machine struct {
 // newMachine returns a machine without power.
 func newMachine(t *testing.T, reg *registry.Registry, opts node.Options) *machine {
 	t.Helper()
+	if err := node.Sweep(); err != nil {
+		t.Fatal(err)
+	}
 	root, err := node.TempDir()
 	if err != nil {
 		t.Fatal(err)

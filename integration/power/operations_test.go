@@ -1,30 +1,62 @@
 package power
 
 import (
+	"context"
 	"fmt"
+	"net/http"
 	"slices"
+	"strings"
 
+	"github.com/containerd/containerd/v2/core/content"
+
+	"github.com/imagepin/imagepin/integration/registry"
 	"github.com/imagepin/imagepin/integration/testkit"
 )
 
 // operations returns the operations of a round.
 func (f *fleet) operations() []operation {
-	return []operation{f.pull(), f.apply(), f.rollback(), f.pin(), f.repair(), f.uninstall()}
+	return []operation{f.pull(), f.download(), f.apply(), f.rollback(), f.pin(), f.repair(), f.uninstall()}
 }
 
 func (f *fleet) pull() operation {
-	of := func(ref, handler string) step {
-		return step{
-			do:   func(m *machine) error { _, err := m.Pull(m.Ctx, ref, handler); return err },
-			done: func(p *promise) { p.images[pulled{ref, handler}] = f.current[ref] },
-		}
+	steps := []step{f.pullOf(f.large, ""), f.pullOf(f.other, testkit.Second), f.pullOf(f.other, "")}
+	return operation{name: "pull", steps: steps, during: 3, after: 2}
+}
+
+func (f *fleet) pullOf(ref, handler string) step {
+	return step{
+		do:   func(w *working) error { _, err := w.Pull(w.Ctx, ref, handler); return err },
+		done: func(p *promise) { p.images[pulled{ref, handler}] = f.current[ref] },
 	}
-	return operation{name: "pull", steps: []step{of(f.large, ""), of(f.other, testkit.Second), of(f.other, "")}, during: 4, after: 2}
+}
+
+// download pulls an image. Power is cut when the node has a half of its layer.
+func (f *fleet) download() operation {
+	layer := f.current[f.single].Blobs[0]
+	const half = 2 << 20 // bytes
+	s := f.pullOf(f.single, "")
+	pull := s.do
+	s.do = func(w *working) error {
+		goOn := make(chan struct{})
+		ofLayer := func(q registry.Request) bool { return q.Reference == layer }
+		f.reg.SetFault(registry.FaultIf(registry.Fault{Hang: goOn, After: half}, registry.Is(http.MethodGet, registry.Blob), ofLayer))
+		defer f.reg.SetFault(nil)
+		result := make(chan error, 1)
+		go func() { result <- pull(w) }()
+		testkit.Eventually(w.T, "the node has a half of the layer", func(ctx context.Context) (bool, error) {
+			statuses, err := w.Client().ContentStore().ListStatuses(testkit.NSContext(ctx))
+			return slices.ContainsFunc(statuses, func(s content.Status) bool { return strings.Contains(s.Ref, layer) && s.Offset >= half/2 }), err
+		})
+		w.cutNow("in the middle of a layer")
+		close(goOn)
+		return <-result
+	}
+	return operation{name: "download", steps: []step{s}}
 }
 
 // apply applies the bundle of the second lock over the first one.
 func (f *fleet) apply() operation {
-	do := func(m *machine) error { return m.command("apply", f.bundles[1]) }
+	do := func(w *working) error { return w.command("apply", f.bundles[1]) }
 	return operation{name: "apply", steps: []step{switchLock(do, f.locks[1])}, during: 4, after: 1}
 }
 
@@ -34,11 +66,11 @@ func (f *fleet) rollback() operation {
 		m.must(m.command("apply", f.bundles[1]))
 		p.locks = []string{f.locks[1]}
 	}
-	do := func(m *machine) error { return m.command("rollback") }
+	do := func(w *working) error { return w.command("rollback") }
 	return operation{name: "rollback", begin: begin, steps: []step{switchLock(do, f.locks[0])}, during: 1, after: 1}
 }
 
-func switchLock(do func(m *machine) error, to string) step {
+func switchLock(do func(w *working) error, to string) step {
 	return step{
 		do:   do,
 		may:  func(p *promise) { p.locks = append(p.locks, to) },
@@ -50,7 +82,7 @@ func switchLock(do func(m *machine) error, to string) step {
 func (f *fleet) pin() operation {
 	of := func(ref, d string) step {
 		return step{
-			do: func(m *machine) error { return m.command("pin", "set", ref, d) },
+			do: func(w *working) error { return w.command("pin", "set", ref, d) },
 			may: func(p *promise) {
 				if len(p.pins[ref]) == 0 {
 					p.pins[ref] = []string{""}
@@ -63,18 +95,17 @@ func (f *fleet) pin() operation {
 	return operation{name: "pin set", steps: []step{of(f.pinned, f.versions[f.pinned][1]), of(f.kept, f.versions[f.kept][0])}, during: 1, after: 1}
 }
 
-// repair unpacks an image again whose snapshots another tool has removed.
+// repair unpacks an image again whose snapshot another tool has removed.
 func (f *fleet) repair() operation {
 	key := pulled{f.kept, ""}
 	begin := func(m *machine, p *promise) {
 		service := m.Client().SnapshotService(snapshotters[key.handler])
-		for _, s := range slices.Backward(f.current[f.kept].Snapshots[1:]) { // other images share the lowest one
-			m.must(service.Remove(testkit.NSContext(m.Ctx), s.Name))
-		}
+		all := f.current[f.kept].Snapshots
+		m.must(service.Remove(testkit.NSContext(m.Ctx), all[len(all)-1].Name))
 		delete(p.images, key)
 	}
 	return operation{name: "check --repair", begin: begin, during: 2, after: 1, steps: []step{{
-		do:   func(m *machine) error { return m.command("check", "--deep", "--repair") },
+		do:   func(w *working) error { return w.command("check", "--deep", "--repair") },
 		done: func(p *promise) { p.images[key] = f.current[f.kept] },
 	}}}
 }
@@ -82,7 +113,7 @@ func (f *fleet) repair() operation {
 // uninstall removes what imagepin has written. The images stay, and imagepin adopts them at the next start.
 func (f *fleet) uninstall() operation {
 	return operation{name: "uninstall", during: 1, after: 1, steps: []step{{
-		do: func(m *machine) error { return m.command("uninstall", "--yes") },
+		do: func(w *working) error { return w.command("uninstall", "--yes") },
 		may: func(p *promise) {
 			p.locks = append(p.locks, "")
 			for ref := range p.pins {

@@ -1,12 +1,16 @@
 package power
 
 import (
+	"errors"
 	"fmt"
 	"net/http"
+	"os"
+	"path/filepath"
 	"slices"
 
 	"github.com/containerd/containerd/v2/core/mount"
 	"github.com/containerd/errdefs"
+	"github.com/opencontainers/go-digest"
 
 	api "github.com/imagepin/imagepin/api/imagepin/v1"
 	"github.com/imagepin/imagepin/integration/power/disk"
@@ -49,6 +53,7 @@ func (f *fleet) verify(d *disk.Disk, p promise) []finding {
 	v.bootCopy(d)
 	defer v.losePower()
 	v.wantIntact()
+	v.wantBlobs()
 	locked := v.wantWhole()
 	v.wantPins()
 	v.wantPresent()
@@ -75,12 +80,27 @@ func (v *verification) wantIntact() {
 			continue
 		}
 		for _, k := range keys {
-			if k.ImageId == img.ID && k.State == "ready" {
+			if k.ImageId == img.ID && k.State != "damaged" {
 				v.compare(intact, k.Ref, img, k.Target.Snapshotter)
 			}
 		}
 		if !slices.ContainsFunc(keys, func(k *api.Key) bool { return k.ImageId == img.ID }) {
 			v.compare(intact, fmt.Sprint(listed.RepoTags), img, "overlayfs")
+		}
+	}
+}
+
+// wantBlobs compares all blobs with their digests.
+func (v *verification) wantBlobs() {
+	v.T.Helper()
+	blobs, err := filepath.Glob(v.Path("root", "io.containerd.content.v1.content", "blobs", "sha256", "*"))
+	if err != nil || len(blobs) == 0 {
+		v.violates(intact, "no blobs: %v", err)
+	}
+	for _, path := range blobs {
+		b, err := os.ReadFile(path)
+		if err != nil || digest.FromBytes(b).Encoded() != filepath.Base(path) {
+			v.violates(intact, "blob %s: %d bytes (%v)", filepath.Base(path), len(b), err)
 		}
 	}
 }
@@ -227,12 +247,17 @@ func (v *verification) differences(s image.Snapshot, snapshotter string) (found 
 	if err != nil {
 		return nil, err
 	}
-	err = mount.WithReadonlyTempMount(ctx, mounts, func(root string) error {
-		found = s.Files.Compare(root)
-		return nil
-	})
-	if err := service.Remove(ctx, key); err != nil && !errdefs.IsNotFound(err) {
-		return nil, err
+	dir := v.Path("compare")
+	err = os.MkdirAll(dir, 0o700)
+	if err == nil {
+		err = mount.All(mounts, dir)
+	}
+	if err == nil {
+		found = s.Files.Compare(dir)
+		err = mount.UnmountAll(dir, 0)
+	}
+	if removed := service.Remove(ctx, key); !errdefs.IsNotFound(removed) {
+		err = errors.Join(err, removed)
 	}
 	return found, err
 }

@@ -10,6 +10,8 @@ import (
 	"github.com/hanwen/go-fuse/v2/fs"
 	"github.com/hanwen/go-fuse/v2/fuse"
 	"golang.org/x/sys/unix"
+
+	"github.com/imagepin/imagepin/integration/node"
 )
 
 // fileName is the name of the only file of a served directory.
@@ -18,7 +20,7 @@ const fileName = "disk"
 // serve returns a descriptor of a file with the content of the disk. The server ends when the file is closed by all who have
 // it.
 func (d *Disk) serve() (fd int, ended func(), _ error) {
-	at, err := os.MkdirTemp("", "imagepin-disk-")
+	at, err := node.TempDir()
 	if err != nil {
 		return 0, nil, err
 	}

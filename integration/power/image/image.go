@@ -52,7 +52,7 @@ type File struct {
 	Sum  [32]byte // SHA-256 of the content
 }
 
-// Options describe an image. Its files have text and content that does not compress.
+// Options describe an image. Its content compresses to a third.
 type Options struct {
 	Layers int
 	// Shared is the number of layers, from the lowest, that do not depend on the version.
@@ -60,6 +60,8 @@ type Options struct {
 	Files   int   // in each layer
 	Size    int64 // bytes of each layer, unpacked
 	Version string
+	// Random makes content that does not compress.
+	Random bool
 }
 
 // New makes an image. Equal options make equal images. Upper layers remove and replace files of lower ones.
@@ -120,7 +122,10 @@ func layer(opts Options, l int, version string, files Files) ([]byte, error) {
 	w.tar = tar.NewWriter(&w.buffer)
 	seed := sha256.Sum256(fmt.Appendf(nil, "%d %s", l, version))
 	rnd := rand.New(rand.NewChaCha8(seed))
-	dir := fmt.Sprintf("layer%d", l)
+	dir, randomOnceIn := fmt.Sprintf("layer%d", l), 4
+	if opts.Random {
+		randomOnceIn = 1
+	}
 	w.directory(dir, 0o755)
 	for i := range opts.Files {
 		if i%16 == 0 {
@@ -129,7 +134,7 @@ func layer(opts Options, l int, version string, files Files) ([]byte, error) {
 		// Most files are small, and a few have most of the bytes.
 		u := rnd.Float64()
 		size := 64 + int(9*u*u*u*u*u*u*u*u*float64(opts.Size)/float64(opts.Files))
-		w.regular(fmt.Sprintf("%s/dir%d/file%d", dir, i/16, i), []fs.FileMode{0o644, 0o755, 0o600, 0o755 | fs.ModeSetuid}[i%4], images.Mixed(rnd, size, 4))
+		w.regular(fmt.Sprintf("%s/dir%d/file%d", dir, i/16, i), []fs.FileMode{0o644, 0o755, 0o600, 0o755 | fs.ModeSetuid}[i%4], images.Mixed(rnd, size, randomOnceIn))
 	}
 	w.directory(dir+"/tmp", 0o777|fs.ModeSticky)
 	w.regular(dir+"/empty", 0o600, nil)
