@@ -255,7 +255,7 @@ test-serve: build test-binaries crash-binaries downloads ## The integration test
 	cd integration && IMAGEPIN_MODE=serve $(TEST) -timeout 30m -count 1 -parallel 3 -skip "$$($(GO) run ./modes)" $(SUBJECTS)
 
 .PHONY: test-power
-test-power: build test-binaries ## Cut power 40 times, with both modes; needs FUSE, loop devices and ext4
+test-power: build test-binaries downloads ## Cut power 40 times, with both modes; needs FUSE, loop devices and ext4
 	cd integration && $(TEST) -timeout 10m -count 1 ./power/...
 
 .PHONY: test-race
@@ -273,7 +273,7 @@ soak: build test-binaries crash-binaries ## Thousands of random kills and histor
 		IMAGEPIN_MODE=$$mode IMAGEPIN_LOCK_IMAGES=2000 $(TEST) -timeout 24h -count 1 -v -run TestLargeLock ./apply || exit 1; done
 
 .PHONY: soak-power
-soak-power: build test-binaries ## Cut power 1,000 times (CUTS=1000)
+soak-power: build test-binaries downloads ## Cut power 1,000 times (CUTS=1000)
 	cd integration && IMAGEPIN_POWER_CUTS=$(or $(CUTS),1000) $(TEST) -timeout 24h -count 1 -v -run TestPower ./power
 
 .PHONY: soak-cluster

@@ -21,6 +21,8 @@ type fleet struct {
 	installed *disk.Disk
 	promised  promise // of the disk "installed"
 
+	snapshotters map[string]string // of the handlers
+
 	// The images, as references. kept and pinned are on the disk for both handlers, and web and db are in the lock. large, other
 	// and single, which has one large layer, are not on the disk. pinned, web and db have two versions.
 	kept, pinned, web, db, large, other, single string
@@ -40,16 +42,13 @@ type fleet struct {
 // diskSize is the size of disks in bytes. A disk needs memory for what is written only.
 const diskSize = 1 << 30
 
-// snapshotters are the snapshotters of the handlers.
-var snapshotters = map[string]string{"": "overlayfs", testkit.Second: "native"}
-
-func newFleet(t *testing.T, mode node.Mode, sync bool) *fleet {
+func newFleet(t *testing.T, mode node.Mode, second string, sync bool) *fleet {
 	t.Helper()
 	f := &fleet{
-		t: t, reg: testkit.Registry(t),
+		t: t, reg: testkit.Registry(t), snapshotters: map[string]string{"": "overlayfs", testkit.Second: second},
 		versions: map[string][]string{}, current: map[string]*image.Image{}, byID: map[string]*image.Image{}, manifests: map[string]*image.Image{},
 	}
-	f.machine = newMachine(t, f.reg, options(mode, sync))
+	f.machine = newMachine(t, f.reg, options(mode, second, sync))
 	f.push()
 	f.bundle()
 	f.install()
@@ -122,7 +121,7 @@ func (f *fleet) install() {
 	f.promised = promise{images: map[pulled]*image.Image{}, pins: map[string][]string{}}
 	m.must(m.command("pin", "set", f.pinned, f.versions[f.pinned][0]))
 	f.promised.pins[f.pinned] = f.versions[f.pinned][:1]
-	for handler := range snapshotters {
+	for handler := range f.snapshotters {
 		m.MustPull(f.kept, handler)
 		m.MustPull(f.pinned, handler)
 		f.promised.images[pulled{f.kept, handler}] = f.current[f.kept]

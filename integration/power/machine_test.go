@@ -1,10 +1,13 @@
 package power
 
 import (
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/google/uuid"
@@ -15,13 +18,14 @@ import (
 	"github.com/imagepin/imagepin/integration/testkit"
 )
 
-// options are the options of a node. What it keeps over a boot is below {root}/root, which is the disk.
-func options(mode node.Mode, sync bool) node.Options {
-	return node.Options{
-		Mode: mode, NoPods: true, Handlers: testkit.OnNative,
+// options are the options of a node whose handlers have overlayfs and another snapshotter. What it keeps over a boot is below
+// {root}/root, which is the disk.
+func options(mode node.Mode, second string, sync bool) node.Options {
+	return testkit.WithSecond(second, node.Options{
+		Mode: mode, NoPods: true,
 		Extra:      fmt.Sprintf("[plugins.%q]\nimage_pull_with_sync_fs = %t\n", testkit.ImagesSection, sync),
 		ServeExtra: "state = \"{root}/root/imagepin\"\n",
-	}
+	})
 }
 
 // machine is a node that boots from a disk, and loses power.
@@ -133,6 +137,25 @@ func (m *machine) shutDown() {
 		m.T.Fatal(err)
 	}
 	if err := mounted.Unmount(); err != nil {
+		m.T.Fatal(err)
+	}
+}
+
+// onDisk mounts a disk while the machine has no power, and calls do for all files in snapshots that images have with content.
+func (m *machine) onDisk(mount func(dir string) (*disk.Mounted, error), do func(path string) error) {
+	m.T.Helper()
+	mounted, err := mount(m.Path("root"))
+	if err != nil {
+		m.T.Fatal(err)
+	}
+	err = filepath.WalkDir(m.Path("root"), func(path string, e fs.DirEntry, err error) error {
+		ofImage := strings.Contains(path, "io.containerd.snapshotter.v1.") && e.Type().IsRegular()
+		if err == nil && ofImage && (strings.HasPrefix(e.Name(), "file") || e.Name() == "layer.erofs") {
+			err = do(path)
+		}
+		return err
+	})
+	if err := errors.Join(err, mounted.Unmount()); err != nil {
 		m.T.Fatal(err)
 	}
 }

@@ -99,7 +99,7 @@ func (f *fleet) pin() operation {
 func (f *fleet) repair() operation {
 	key := pulled{f.kept, ""}
 	begin := func(m *machine, p *promise) {
-		service := m.Client().SnapshotService(snapshotters[key.handler])
+		service := m.Client().SnapshotService(f.snapshotters[key.handler])
 		all := f.current[f.kept].Snapshots
 		m.must(service.Remove(testkit.NSContext(m.Ctx), all[len(all)-1].Name))
 		delete(p.images, key)

@@ -7,6 +7,8 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
+	"strings"
 
 	"github.com/containerd/containerd/v2/core/mount"
 	"github.com/containerd/errdefs"
@@ -130,7 +132,7 @@ func (v *verification) wantWhole() map[string]string {
 		v.violates(whole, "lock %d: %v", i+1, c)
 	}
 	for ref, d := range v.locked[i] {
-		for handler, snapshotter := range snapshotters {
+		for handler, snapshotter := range v.snapshotters {
 			if err := v.wantStatus(ref, handler, v.manifests[d]); err != nil {
 				v.violates(whole, "lock %d: %v", i+1, err)
 			}
@@ -190,7 +192,7 @@ func (v *verification) wantRecovery(locked map[string]string) {
 			v.violates(recovered, "pulling %s for handler %q: %q, not %s (%v)", p.ref, p.handler, id, want.ID, err)
 			continue
 		}
-		v.compare(recovered, p.ref, want, snapshotters[p.handler])
+		v.compare(recovered, p.ref, want, v.snapshotters[p.handler])
 	}
 	fetched := func(q registry.Request) bool { return have[q.Reference] && q.Method == http.MethodGet }
 	for _, q := range v.Reg.Requests() {
@@ -247,17 +249,46 @@ func (v *verification) differences(s image.Snapshot, snapshotter string) (found 
 	if err != nil {
 		return nil, err
 	}
-	dir := v.Path("compare")
-	err = os.MkdirAll(dir, 0o700)
-	if err == nil {
-		err = mount.All(mounts, dir)
-	}
+	dir, unmount, err := v.mountView(mounts)
 	if err == nil {
 		found = s.Files.Compare(dir)
-		err = mount.UnmountAll(dir, 0)
 	}
+	err = errors.Join(err, unmount())
 	if removed := service.Remove(ctx, key); !errdefs.IsNotFound(removed) {
 		err = errors.Join(err, removed)
 	}
 	return found, err
+}
+
+// mountView mounts a view of a snapshot. containerd's mount manager mounts those of EROFS, in containerd's mount namespace, so
+// this does what it does: each layer, and overlayfs on all.
+func (v *verification) mountView(mounts []mount.Mount) (dir string, unmount func() error, err error) {
+	var mounted []string
+	unmount = func() error {
+		var errs []error
+		for _, dir := range slices.Backward(mounted) {
+			errs = append(errs, mount.UnmountAll(dir, 0))
+		}
+		return errors.Join(errs...)
+	}
+	add := func(mounts ...mount.Mount) error {
+		dir = v.Path("compare", strconv.Itoa(len(mounted)))
+		if err := os.MkdirAll(dir, 0o700); err != nil {
+			return err
+		}
+		mounted = append(mounted, dir)
+		return mount.All(mounts, dir)
+	}
+	if mounts[0].Type != "erofs" {
+		return dir, unmount, add(mounts...)
+	}
+	for _, m := range mounts {
+		if m.Type == "erofs" {
+			err = errors.Join(err, add(m))
+		}
+	}
+	if len(mounted) > 1 {
+		err = errors.Join(err, add(mount.Mount{Type: "overlay", Source: "overlay", Options: []string{"ro", "lowerdir=" + strings.Join(mounted, ":")}}))
+	}
+	return dir, unmount, err
 }

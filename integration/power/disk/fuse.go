@@ -3,6 +3,8 @@ package disk
 import (
 	"context"
 	"fmt"
+	"io"
+	"log"
 	"os"
 	"syscall"
 	"time"
@@ -40,7 +42,11 @@ func (d *Disk) serve() (fd int, ended func(), _ error) {
 	defer unix.Unmount(at, unix.MNT_DETACH)
 	valid := time.Hour
 	raw := fs.NewNodeFS(&directory{disk: d}, &fs.Options{AttrTimeout: &valid, EntryTimeout: &valid})
-	server, err := fuse.NewServer(raw, fmt.Sprintf("/dev/fd/%d", dev), &fuse.MountOptions{MaxWrite: maxWrite})
+	server, err := fuse.NewServer(raw, fmt.Sprintf("/dev/fd/%d", dev), &fuse.MountOptions{
+		MaxWrite:     maxWrite,
+		Logger:       log.New(io.Discard, "", 0), // it logs that the file system has ended
+		PanicHandler: func(v any) fuse.Status { panic(v) },
+	})
 	if err != nil {
 		_ = unix.Close(dev)
 		return 0, nil, err
