@@ -28,6 +28,9 @@ type tarLayer struct {
 	mediaType      types.MediaType
 }
 
+// Layer returns a layer of a tar archive, compressed with gzip.
+func Layer(archive []byte) (v1.Layer, error) { return newLayer(archive, Gzip, OCI) }
+
 func newLayer(plain []byte, c Compression, f Format) (v1.Layer, error) {
 	mediaType, ok := mediaTypes[f][c]
 	if !ok {

@@ -2,6 +2,7 @@ package power
 
 import (
 	"os"
+	"sync"
 	"testing"
 
 	"github.com/opencontainers/go-digest"
@@ -27,7 +28,7 @@ type fleet struct {
 	// and single, which has one large layer, are not on the disk. pinned, web and db have two versions.
 	kept, pinned, web, db, large, other, single string
 
-	pulls     []pulled                // all pulls of pods
+	pulls     []pulled                // after each boot
 	versions  map[string][]string     // digests of the manifests of a reference's versions
 	current   map[string]*image.Image // that the registry has for a reference
 	byID      map[string]*image.Image
@@ -42,13 +43,13 @@ type fleet struct {
 // diskSize is the size of disks in bytes. A disk needs memory for what is written only.
 const diskSize = 1 << 30
 
-func newFleet(t *testing.T, mode node.Mode, second string, sync bool) *fleet {
+func newFleet(t *testing.T, mode node.Mode, second string, synced bool) *fleet {
 	t.Helper()
 	f := &fleet{
 		t: t, reg: testkit.Registry(t), snapshotters: map[string]string{"": "overlayfs", testkit.Second: second},
 		versions: map[string][]string{}, current: map[string]*image.Image{}, byID: map[string]*image.Image{}, manifests: map[string]*image.Image{},
 	}
-	f.machine = newMachine(t, f.reg, options(mode, second, sync))
+	f.machine = newMachine(t, f.reg, options(mode, second, synced))
 	f.push()
 	f.bundle()
 	f.install()
@@ -72,15 +73,15 @@ func (f *fleet) push() {
 		{&f.pinned, "pinned:1", small, []string{"1", "2"}, []string{"", testkit.Second}},
 		{&f.web, "shop/web:1", middle, []string{"1", "2"}, []string{"", testkit.Second}},
 		{&f.db, "shop/db:1", small, []string{"1", "2"}, []string{"", testkit.Second}},
-		{&f.large, "large:1", big, []string{"1"}, []string{""}},
-		{&f.single, "single:1", image.Options{Layers: 1, Files: 40, Size: 4 << 20, Random: true}, []string{"1"}, []string{""}},
+		{&f.large, "large:1", big, []string{"1"}, nil},
+		{&f.single, "single:1", image.Options{Layers: 1, Files: 40, Size: 4 << 20, Random: true}, []string{"1"}, nil},
 		{&f.other, "other:1", small, []string{"1"}, []string{"", testkit.Second}},
 	} {
 		ref := f.reg.Ref(i.name)
 		*i.ref = ref
 		for _, version := range i.versions {
 			i.opts.Version = i.name + " " + version
-			img, err := image.New(i.opts)
+			img, err := makeImage(i.opts)
 			if err != nil {
 				f.t.Fatal(err)
 			}
@@ -92,6 +93,14 @@ func (f *fleet) push() {
 			f.pulls = append(f.pulls, pulled{ref, handler})
 		}
 	}
+}
+
+// made has the images that were made already, by their options.
+var made sync.Map
+
+func makeImage(opts image.Options) (*image.Image, error) {
+	once, _ := made.LoadOrStore(opts, sync.OnceValues(func() (*image.Image, error) { return image.New(opts) }))
+	return once.(func() (*image.Image, error))()
 }
 
 // bundle makes the locks and their bundles.

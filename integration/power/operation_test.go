@@ -15,6 +15,8 @@ type operation struct {
 	// begin is done before the first cut.
 	begin func(m *machine, p *promise)
 	steps []step
+	// pulls are pulled after each boot, beside those of the fleet.
+	pulls []pulled
 	// during is the number of cuts between the beginning and the success in each round, after the number of cuts after it.
 	during, after int
 }
@@ -45,6 +47,7 @@ type cut struct {
 	disk    *disk.Disk
 	when    string
 	promise promise
+	pulls   []pulled // after the boot
 }
 
 // maxDelay is the maximum time between a success and a cut. ext4 commits its journal every five seconds.
@@ -62,7 +65,7 @@ type working struct {
 
 // cutNow cuts power at this moment. The machine goes on.
 func (w *working) cutNow(when string) {
-	w.cuts = append(w.cuts, cut{w.disk.Cut(), when, w.promises(w.before, int(w.succeeded.Load()))})
+	w.cuts = append(w.cuts, cut{w.disk.Cut(), when, w.promises(w.before, int(w.succeeded.Load())), w.pulls})
 }
 
 // cut runs an operation on a machine with the disk "installed", and returns what it has on its disk at several moments.
@@ -85,7 +88,7 @@ func (f *fleet) cut(o operation) []cut {
 	ended := time.Now()
 	for _, s := range d.EndSamples() {
 		when := fmt.Sprintf("after %d of %d steps", s.Label, len(o.steps))
-		w.cuts = append(w.cuts, cut{s.Disk, when, o.promises(w.before, s.Label)})
+		w.cuts = append(w.cuts, cut{s.Disk, when, o.promises(w.before, s.Label), o.pulls})
 	}
 	for i := range o.after {
 		// The first cut is as early as possible: the kernel has written the least then. A later one is at a random time,

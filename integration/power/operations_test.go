@@ -20,7 +20,7 @@ func (f *fleet) operations() []operation {
 
 func (f *fleet) pull() operation {
 	steps := []step{f.pullOf(f.large, ""), f.pullOf(f.other, testkit.Second), f.pullOf(f.other, "")}
-	return operation{name: "pull", steps: steps, during: 3, after: 2}
+	return operation{name: "pull", steps: steps, pulls: []pulled{{f.large, ""}}, during: 3, after: 2}
 }
 
 func (f *fleet) pullOf(ref, handler string) step {
@@ -51,7 +51,7 @@ func (f *fleet) download() operation {
 		close(goOn)
 		return <-result
 	}
-	return operation{name: "download", steps: []step{s}}
+	return operation{name: "download", steps: []step{s}, pulls: []pulled{{f.single, ""}}}
 }
 
 // apply applies the bundle of the second lock over the first one.

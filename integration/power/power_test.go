@@ -40,7 +40,7 @@ func TestPower(t *testing.T) {
 				for _, o := range f.operations() {
 					for _, c := range f.cut(o) {
 						done++
-						for _, v := range f.verify(c.disk, c.promise) {
+						for _, v := range f.verify(c) {
 							violations[v.invariant]++
 							t.Errorf("%s, cut %s: not true that %s: %s", o.name, c.when, v.invariant, v.text)
 						}
@@ -103,7 +103,7 @@ func TestDamageIsFound(t *testing.T) {
 			p.pins[f.kept] = f.versions[f.kept]
 			p.locks = f.locks[1:]
 			found := map[invariant]int{}
-			for _, v := range f.verify(d, p) {
+			for _, v := range f.verify(cut{disk: d, promise: p, pulls: []pulled{{f.large, ""}}}) {
 				found[v.invariant]++
 			}
 			for _, i := range []invariant{intact, whole, keptPins, present, recovered, once} {

@@ -15,7 +15,6 @@ import (
 	"github.com/opencontainers/go-digest"
 
 	api "github.com/imagepin/imagepin/api/imagepin/v1"
-	"github.com/imagepin/imagepin/integration/power/disk"
 	"github.com/imagepin/imagepin/integration/power/image"
 	"github.com/imagepin/imagepin/integration/registry"
 	"github.com/imagepin/imagepin/integration/testkit"
@@ -48,18 +47,18 @@ type verification struct {
 	compared map[string]bool // "snapshotter/name" of snapshots that are intact, and so are not compared again
 }
 
-// verify boots a disk and returns what violates the invariants.
-func (f *fleet) verify(d *disk.Disk, p promise) []finding {
+// verify boots the disk of a cut and returns what violates the invariants.
+func (f *fleet) verify(c cut) []finding {
 	f.t.Helper()
-	v := &verification{fleet: f, machine: f.machine, promise: p.clone(), compared: map[string]bool{}}
-	v.bootCopy(d)
+	v := &verification{fleet: f, machine: f.machine, promise: c.promise.clone(), compared: map[string]bool{}}
+	v.bootCopy(c.disk)
 	defer v.losePower()
 	v.wantIntact()
 	v.wantBlobs()
 	locked := v.wantWhole()
 	v.wantPins()
 	v.wantPresent()
-	v.wantRecovery(locked)
+	v.wantRecovery(slices.Concat(c.pulls, v.pulls), locked)
 	return v.findings
 }
 
@@ -170,15 +169,15 @@ func (v *verification) wantPresent() {
 	}
 }
 
-// wantRecovery pulls all images as pods do, and compares them. What was promised must not be fetched.
-func (v *verification) wantRecovery(locked map[string]string) {
+// wantRecovery pulls images as pods do, and compares them. What was promised must not be fetched.
+func (v *verification) wantRecovery(pulls []pulled, locked map[string]string) {
 	v.T.Helper()
 	later := v.Reg.Later()
 	have := map[string]bool{}
 	for _, img := range v.promise.images {
 		v.add(have, img)
 	}
-	for _, p := range v.pulls {
+	for _, p := range pulls {
 		want := v.current[p.ref]
 		if d := v.promise.pins[p.ref]; len(d) > 0 && d[0] != "" {
 			want = v.manifests[d[0]]
