@@ -23,7 +23,7 @@ import (
 func options(mode node.Mode, second string, sync bool) node.Options {
 	return testkit.WithSecond(second, node.Options{
 		Mode: mode, NoPods: true,
-		Extra:      fmt.Sprintf("[plugins.%q]\nimage_pull_with_sync_fs = %t\n", testkit.ImagesSection, sync),
+		Extra:      fmt.Sprintf("[plugins.%q]\nsync = %t\n", testkit.OurSection, sync),
 		ServeExtra: "state = \"{root}/root/imagepin\"\n",
 	})
 }

@@ -28,12 +28,12 @@ var modes = []node.Mode{node.Plugin, node.Serve}
 
 // TestPower cuts power while a node pulls, applies a lock, goes back, sets pins, repairs or uninstalls, and when it has
 // succeeded, at once and up to [maxDelay] later. After each boot all invariants hold. Every second cut also loses a half of what
-// the disk had in its volatile cache.
+// the disk had in its volatile cache. One node has the native snapshotter beside overlayfs, the other one EROFS.
 func TestPower(t *testing.T) {
-	for _, mode := range modes {
+	for i, mode := range modes {
 		t.Run(string(mode), func(t *testing.T) {
 			t.Parallel()
-			f := newFleet(t, mode, "native", true)
+			f := newFleet(t, mode, testkit.SecondSnapshotters[i], true)
 			violations := map[invariant]int{}
 			done := 0
 			for want := cuts(t) / len(modes); done < want; {
