@@ -42,7 +42,8 @@ func (n *Node) durableIn(a *active) (func(ctx context.Context, snapshotter strin
 		}
 	}
 	if n.mode == ModeServe && a.ContentDir != "" {
-		if err := n.barrier.Open(a.ContentDir); err != nil {
+		// containerd before 2.3 makes the directory with the first blob.
+		if err := n.barrier.Open(filepath.Dir(a.ContentDir)); err != nil {
 			return nil, refuse("the content store", err)
 		}
 	}

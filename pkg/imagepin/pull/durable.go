@@ -17,10 +17,9 @@ func (s *Settings) makeDurable(ctx context.Context, e *imagepin.Entry) error {
 		e.Durable = ""
 		return nil
 	}
-	return traced(ctx, "sync", func(ctx context.Context) (err error) {
-		if e.Durable, err = s.Durable(ctx, e.Target.Snapshotter); err != nil {
-			return fmt.Errorf("the image is unpacked in %s but not durable: %w", e.Target.Snapshotter, err)
-		}
-		return nil
-	})
+	var err error
+	if e.Durable, err = s.Durable(ctx, e.Target.Snapshotter); err != nil {
+		return fmt.Errorf("the image is unpacked in %s but not durable: %w", e.Target.Snapshotter, err)
+	}
+	return nil
 }

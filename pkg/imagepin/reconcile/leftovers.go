@@ -53,12 +53,7 @@ func (l *leftovers) remove(ctx context.Context) error {
 // collect removes the rest of what is left, until it succeeds or ctx ends. Calls are answered meanwhile, and only pulls wait, see
 // [Reconciler.AwaitClean]: a collection takes as long as the slowest snapshotter.
 func (l *leftovers) collect(ctx context.Context) {
-	for {
-		select {
-		case <-l.gone:
-			return
-		default:
-		}
+	for !l.isGone() {
 		err := l.collectOnce(ctx)
 		if err == nil || ctx.Err() != nil {
 			return
@@ -100,6 +95,15 @@ func (l *leftovers) collectOnce(ctx context.Context) error {
 	}
 	close(l.gone)
 	return nil
+}
+
+func (l *leftovers) isGone() bool {
+	select {
+	case <-l.gone:
+		return true
+	default:
+		return false
+	}
 }
 
 // AwaitClean waits until nothing is left of what pulls had unpacked when the power was cut, or until ctx ends.

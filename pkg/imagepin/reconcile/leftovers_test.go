@@ -25,16 +25,6 @@ func (b *boots) Settle() error {
 	return nil
 }
 
-// isClean reports whether pulls may begin.
-func (l *leftovers) isClean() bool {
-	select {
-	case <-l.gone:
-		return true
-	default:
-		return false
-	}
-}
-
 // TestFirstStartOfABoot checks that what a pull had unpacked is collected before the next pull if the power may have been cut,
 // also if the lease of the pull is gone and if a collection fails. After a kill, only the lease is deleted.
 func TestFirstStartOfABoot(t *testing.T) {
@@ -71,12 +61,12 @@ func TestFirstStartOfABoot(t *testing.T) {
 			}})
 			removed.retry = 0
 			noError(t, removed.remove(ctx))
-			if removed.isClean() != (c.collects == 0) {
-				t.Errorf("pulls may begin before the collection: %t", removed.isClean())
+			if removed.isGone() != (c.collects == 0) {
+				t.Errorf("pulls may begin before the collection: %t", removed.isGone())
 			}
 			removed.collect(ctx)
-			if !removed.isClean() || collects != c.collects || !c.boots.settled {
-				t.Errorf("pulls may begin: %t, %d collections, settled: %t", removed.isClean(), collects, c.boots.settled)
+			if !removed.isGone() || collects != c.collects || !c.boots.settled {
+				t.Errorf("pulls may begin: %t, %d collections, settled: %t", removed.isGone(), collects, c.boots.settled)
 			}
 			if n.HasSnapshot(t, "first", img.ChainID) {
 				t.Error("what the pull had unpacked can be used again")

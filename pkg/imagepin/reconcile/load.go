@@ -63,8 +63,11 @@ func (r *Reconciler) load(ctx context.Context) (*found, error) {
 	claimable := slices.ContainsFunc(f.have.Unpacked(), func(u store.Unpacked) bool {
 		return f.have.Knows(u.Snapshotter) && r.config.Store.Unclaimed(u)
 	})
+	firstOfBoot := !r.leftovers.isGone()
 	f.unaccounted = slices.DeleteFunc(loaded.Records, func(img images.Image) bool {
-		return ofLost(img) || r.config.Store.Accounted(img) && !(claimable && r.config.Store.Adopted(img.Name))
+		// What an apply or a pull had unpacked for one more target when the power was cut is not adopted.
+		claimed := claimable && r.config.Store.Adopted(img.Name) && !(firstOfBoot && r.config.Store.IsDurable(img.Name))
+		return ofLost(img) || r.config.Store.Accounted(img) && !claimed
 	})
 	return f, nil
 }

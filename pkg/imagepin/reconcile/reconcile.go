@@ -90,6 +90,8 @@ type Index interface {
 	Accounted(img images.Image) bool
 	// Adopted reports whether another tool put the image of a reference on the node, and a target has no key yet.
 	Adopted(ref string) bool
+	// IsDurable reports whether a key of a reference has a mark of durability: no other tool made it.
+	IsDurable(ref string) bool
 	// Unclaimed reports whether no key needs an image to be unpacked in a snapshotter.
 	Unclaimed(u store.Unpacked) bool
 	HasContent(ctx context.Context, e imagepin.Entry) (bool, error)

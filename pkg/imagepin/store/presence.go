@@ -231,6 +231,11 @@ func (s *presence) Adopted(ref string) bool {
 		!slices.ContainsFunc(g, func(e *imagepin.Entry) bool { return e.Source == imagepin.SourcePull })
 }
 
+// IsDurable reports whether a key of a reference has a mark of durability.
+func (s *presence) IsDurable(ref string) bool {
+	return slices.ContainsFunc(s.ByRef(ref), func(e imagepin.Entry) bool { return e.Durable != "" })
+}
+
 // Present reports whether all content and the snapshot that an entry needs exist.
 func (s *presence) Present(ctx context.Context, e imagepin.Entry) (bool, error) {
 	if whole, err := s.HasContent(ctx, e); err != nil || !whole {
