@@ -76,6 +76,10 @@ func countCallWrites(t *testing.T, reg *registry.Registry, o node.Options) (got 
 		}
 		return after - before
 	}
+	// The first pull of a boot waits for a collection.
+	if _, err := n.Pull(ctx, o.SandboxImage, ""); err != nil {
+		t.Fatal(err)
+	}
 	got.pulls = writes(func() error { return pullFourAtATime(ctx, n, reg) })
 	got.remove, got.create = math.MaxUint64, math.MaxUint64
 	for i := range countedCalls {

@@ -12,11 +12,13 @@ import (
 	"github.com/imagepin/imagepin/integration/testkit"
 )
 
-// noCollection disables automatic garbage collection, because a collection is a write.
+// noCollection disables automatic garbage collection, because a collection is a write. The pause threshold is for the time after the
+// collection of a first start: the next one is due when the first one's duration is this part of the time.
 const noCollection = `
 [plugins."io.containerd.gc.v1.scheduler"]
   startup_delay = "24h"
   mutation_threshold = 1000000
+  pause_threshold = 0.0000001
 `
 
 // TestMetadataWrites counts the transactions of containerd's metadata database, each of which is a sync to disk. A
@@ -41,6 +43,10 @@ func TestMetadataWrites(t *testing.T) {
 		}
 		return after - before
 	}
+	// The first pull of a boot waits for a collection.
+	testkit.Push(t, reg, "first:v1", testkit.App(t, images.Options{Version: "first"}))
+	writes(stock, reg.Ref("first:v1"))
+	writes(ours, reg.Ref("first:v1"))
 	contents := map[string]remote.Taggable{
 		"index":    testkit.AppIndex(t, images.Options{Version: "index"}, images.HostPlatform(), "linux/s390x"),
 		"manifest": testkit.App(t, images.Options{Version: "manifest"}),
