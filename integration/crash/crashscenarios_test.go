@@ -201,6 +201,22 @@ var crashScenarios = map[string]scenario{
 		},
 		op: (*killRig).killAndStart,
 	},
+	"first start of a boot": {
+		setup: func(c *killRig) { c.MustPull(c.pushData("app:1", "1"), "") },
+		op: func(c *killRig) error {
+			if err := c.Kill9(); err != nil {
+				return err
+			}
+			if err := os.Remove(c.BootFile()); err != nil && !os.IsNotExist(err) {
+				return err
+			}
+			if err := c.Start(c.Ctx); err != nil {
+				return err
+			}
+			_, err := c.Pull(c.Ctx, c.pushData("app:2", "2"), "") // waits for the collection
+			return err
+		},
+	},
 	"start with a label on the wrong record": {
 		setup: func(c *killRig) {
 			ref := c.pushData("app:1", "1")

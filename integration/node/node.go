@@ -135,6 +135,9 @@ func (n *Node) NodeKey() string {
 	return n.Path("root", "io.containerd.imagepin.v1.images", "node.key")
 }
 
+// BootFile returns the path of the file with the ID of the last boot whose first start has collected what pulls had left.
+func (n *Node) BootFile() string { return filepath.Join(filepath.Dir(n.NodeKey()), "boot") }
+
 // VerifierDir returns the bin_dir of image verifier plugins. It is empty at first.
 func (n *Node) VerifierDir() string { return n.Path("verifiers") }
 

@@ -214,3 +214,40 @@ func TestSnapshotRemovedBeforeRecord(t *testing.T) {
 		return unpacks.Load() == 2 && ready && d.HasSnapshot(t, "first", img.ChainID) && d.PendingRepairs() == 0
 	})
 }
+
+// leasingThen is a Maker that calls then after it has run a function with a lease.
+type leasingThen struct {
+	leasing
+	then func()
+}
+
+func (l leasingThen) WithLease(ctx context.Context, entries []imagepin.Entry, fn func(context.Context) error) error {
+	defer l.then()
+	return l.leasing.WithLease(ctx, entries, fn)
+}
+
+// TestSnapshotRemovedWhileVerified removes a snapshot while a key that was damaged is recorded again, because nothing is wrong with it
+// any more. The event of the removal found no key. The key is repaired again.
+func TestSnapshotRemovedWhileVerified(t *testing.T) {
+	d := newDeepNode(t)
+	img := d.images[0]
+	e := d.store.ByID(img.Config.Digest)[0]
+	_, seen, _ := d.store.See(e.Key)
+	if evicted, err := d.store.EvictSeen(d.ctx, seen, "it was damaged"); err != nil || !evicted {
+		t.Fatal(evicted, err)
+	}
+	removed := func() {
+		if err := d.Snapshotter("first").Remove(d.ctx, img.ChainID.String()); err != nil {
+			t.Error(err)
+		}
+	}
+	d.config.Maker = leasingThen{leasing{node: d.Node, store: d.store, before: new(func())}, removed}
+	var again []health.Loss
+	d.repairs.again = func(l health.Loss) { again = append(again, l) }
+	if _, recorded, err := d.repairs.verify(d.ctx, health.Loss{Entry: e, Unverified: true}); err != nil || !recorded {
+		t.Errorf("recorded %t, %v", recorded, err)
+	}
+	if _, ready := d.store.Get(e.Key); ready || len(again) != 1 || again[0].Entry.Key != e.Key {
+		t.Errorf("the key without its snapshot is ready: %t, queued again: %+v", ready, again)
+	}
+}

@@ -243,6 +243,9 @@ func (r repairer) verify(ctx context.Context, loss health.Loss) (_ health.Loss, 
 		recorded, err = r.config.Store.PutIf(ctx, e, e.Record)
 		return err
 	})
+	if recorded && err == nil {
+		r.hideIfGone(ctx, loss.Entry.Target.Snapshotter, loss.Entry.ChainID)
+	}
 	return loss, recorded, err
 }
 
