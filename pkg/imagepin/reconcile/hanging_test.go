@@ -194,7 +194,9 @@ func TestListingWithHangingSnapshotter(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			h := newHangingNode(t)
 			h.add(t, goodRef, "first", "second")
-			h.started = !first
+			if !first {
+				mustRemove(h.ctx, t, h.leftovers)
+			}
 			h.unanswered.timeout = answerTimeout // nothing waits for it
 			h.run(t)
 			h.wantTargets(t, goodRef, 1)
@@ -299,7 +301,7 @@ func TestAdoptionOfIncompleteImage(t *testing.T) {
 	noError(t, err)
 	noError(t, os.Remove(h.File(module.Digest)))
 	h.add(t, goodRef, "first")
-	h.started = true
+	mustRemove(h.ctx, t, h.leftovers)
 	h.run(t)
 	h.wantTargets(t, goodRef, 1)
 	h.wantTargets(t, incomplete, 0)

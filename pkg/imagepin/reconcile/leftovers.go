@@ -33,28 +33,28 @@ func newLeftovers(c *Config) *leftovers {
 	return &leftovers{config: c, gone: make(chan struct{}), retry: time.Second}
 }
 
-// remove deletes the leases of the calls that were running when the process ended. If this is not the first start of a boot,
-// nothing else is left.
-func (l *leftovers) remove(ctx context.Context) error {
+// remove deletes the leases of the calls that were running when the process ended, once. first reports whether this was the call
+// that did so. If this is not the first start of a boot, nothing else is left.
+func (l *leftovers) remove(ctx context.Context) (first bool, _ error) {
 	if l.begun { // later there are leases of calls that are still running
-		return nil
+		return false, nil
 	}
 	late, err := lease.DeleteLeftovers(ctx, l.config.Leases)
 	if err != nil {
-		return err
+		return false, err
 	}
 	l.leases, l.begun = late, true
 	if l.settled(ctx) {
 		close(l.gone)
 	}
-	return nil
+	return true, nil
 }
 
-// collect removes the rest of what is left, until it succeeds or ctx ends. Calls are answered meanwhile, and only pulls wait, see
-// [Reconciler.AwaitClean]: a collection takes as long as the slowest snapshotter.
-func (l *leftovers) collect(ctx context.Context) {
+// collect removes the rest of what is left, until it succeeds or ctx ends. release releases the snapshots that no key needs. Calls are
+// answered meanwhile, and only pulls wait, see [Reconciler.AwaitClean]: a collection takes as long as the slowest snapshotter.
+func (l *leftovers) collect(ctx context.Context, release func(context.Context) error) {
 	for !l.isGone() {
-		err := l.collectOnce(ctx)
+		err := l.collectOnce(ctx, release)
 		if err == nil || ctx.Err() != nil {
 			return
 		}
@@ -79,12 +79,15 @@ func (l *leftovers) settled(ctx context.Context) bool {
 	return settled
 }
 
-func (l *leftovers) collectOnce(ctx context.Context) error {
+func (l *leftovers) collectOnce(ctx context.Context, release func(context.Context) error) error {
 	for len(l.leases) > 0 {
 		if err := lease.DeleteLeftover(ctx, l.config.Leases, l.leases[0]); err != nil {
 			return err
 		}
 		l.leases = l.leases[1:]
+	}
+	if err := release(ctx); err != nil {
+		return err
 	}
 	if err := l.config.Collect(ctx); err != nil {
 		return err

@@ -3,6 +3,7 @@ package reconcile
 import (
 	"context"
 	"errors"
+	"strings"
 	"testing"
 
 	"github.com/containerd/containerd/v2/core/leases"
@@ -23,6 +24,15 @@ func (b *boots) Settled() (bool, error) { return b.settled, b.err }
 func (b *boots) Settle() error {
 	b.settled = true
 	return nil
+}
+
+func noOrphans(context.Context) error { return nil }
+
+func mustRemove(ctx context.Context, t *testing.T, l *leftovers) (first bool) {
+	t.Helper()
+	first, err := l.remove(ctx)
+	noError(t, err)
+	return first
 }
 
 // TestFirstStartOfABoot checks that what a pull had unpacked is collected before the next pull if the power may have been cut,
@@ -60,11 +70,11 @@ func TestFirstStartOfABoot(t *testing.T) {
 				return nil
 			}})
 			removed.retry = 0
-			noError(t, removed.remove(ctx))
+			mustRemove(ctx, t, removed)
 			if removed.isGone() != (c.collects == 0) {
 				t.Errorf("pulls may begin before the collection: %t", removed.isGone())
 			}
-			removed.collect(ctx)
+			removed.collect(ctx, noOrphans)
 			if !removed.isGone() || collects != c.collects || !c.boots.settled {
 				t.Errorf("pulls may begin: %t, %d collections, settled: %t", removed.isGone(), collects, c.boots.settled)
 			}
@@ -73,8 +83,10 @@ func TestFirstStartOfABoot(t *testing.T) {
 			}
 			running, err := n.Leases.Create(ctx, leases.WithRandomID(), leases.WithLabel(imagepin.LeaseLabel, string(lease.Pull)))
 			noError(t, err)
-			noError(t, removed.remove(ctx))
-			removed.collect(ctx)
+			if mustRemove(ctx, t, removed) {
+				t.Error("a later run is the first one")
+			}
+			removed.collect(ctx, noOrphans)
 			if collects != c.collects {
 				t.Errorf("garbage is collected again: %d collections", collects)
 			}
@@ -94,10 +106,31 @@ func TestStoppedCollection(t *testing.T) {
 		stop()
 		return ctx.Err()
 	}})
-	noError(t, removed.remove(ctx))
-	removed.collect(ctx)
+	mustRemove(ctx, t, removed)
+	removed.collect(ctx, noOrphans)
 	r := &Reconciler{leftovers: removed}
 	if err := r.AwaitClean(ctx); !errors.Is(err, context.Canceled) || b.settled {
 		t.Errorf("waiting for the collection: %v, settled: %t", err, b.settled)
+	}
+}
+
+// TestUnreleasedOrphans checks that pulls do not begin before the snapshots are released that no key needs.
+func TestUnreleasedOrphans(t *testing.T) {
+	n, b := ctdtest.New(t), &boots{}
+	var steps []string
+	removed := newLeftovers(&Config{Leases: n.Leases, Boots: b, Collect: func(context.Context) error {
+		steps = append(steps, "collected")
+		return nil
+	}})
+	removed.retry = 0
+	mustRemove(n.Context(t), t, removed)
+	removed.collect(n.Context(t), func(context.Context) error {
+		if steps = append(steps, "released"); len(steps) == 1 {
+			return errors.New("containerd is busy")
+		}
+		return nil
+	})
+	if got := strings.Join(steps, " "); got != "released released collected" || !b.settled {
+		t.Errorf("got %s, settled: %t", got, b.settled)
 	}
 }

@@ -157,7 +157,6 @@ type Retained interface {
 // Reconciler keeps the index up to date with containerd.
 type Reconciler struct {
 	config    *Config
-	started   bool
 	adopter   *adopter
 	unkeyed   *unkeyed
 	repairs   *repairs
@@ -212,11 +211,10 @@ func (r *Reconciler) Run(ctx context.Context, ready func()) (err error) {
 		r.unanswered.wait()
 	}()
 	changes, failed := r.config.Events.Subscribe(ctx, topics...)
-	first := !r.started
-	if err := r.leftovers.remove(ctx); err != nil {
+	first, err := r.leftovers.remove(ctx)
+	if err != nil {
 		return err
 	}
-	r.started = true
 	found, err := r.load(ctx)
 	if err != nil {
 		return err
@@ -238,10 +236,15 @@ func (r *Reconciler) Run(ctx context.Context, ready func()) (err error) {
 	r.last.Store(&Listed{At: time.Now(), Took: time.Since(began), Lost: len(found.losses)})
 	ready()
 	r.repairs.owned.Go(func() {
-		if err := r.config.Store.ReleaseOrphans(ctx, found.have.Unpacked(), found.lost...); err != nil && ctx.Err() == nil {
-			log.G(ctx).WithError(err).Error("cannot release snapshots that no key needs")
+		release := func(ctx context.Context) error {
+			return r.config.Store.ReleaseOrphans(ctx, found.have.Unpacked(), found.lost...)
 		}
-		r.leftovers.collect(ctx)
+		if r.leftovers.isGone() {
+			if err := release(ctx); err != nil && ctx.Err() == nil {
+				log.G(ctx).WithError(err).Error("cannot release snapshots that no key needs")
+			}
+		}
+		r.leftovers.collect(ctx, release)
 		warnAboutLayers(ctx, r.config.Content, found.have)
 	})
 	markUnused(ctx, r.config.Store) // before the repairs: an image that they move is ready later than its key was unused
