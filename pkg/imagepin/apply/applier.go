@@ -3,6 +3,7 @@ package apply
 import (
 	"cmp"
 	"context"
+	"fmt"
 	"maps"
 	"slices"
 	"sync/atomic"
@@ -41,6 +42,8 @@ type Config struct {
 	Settings    func() Settings
 	// Containers returns the running containers of the node.
 	Containers func(ctx context.Context) ([]Container, error)
+	// Sync makes everything durable that is unpacked on the node.
+	Sync func(ctx context.Context) error
 	// Notify is called after the lock of the node has changed.
 	Notify func(ctx context.Context, r Result)
 }
@@ -177,6 +180,9 @@ func (a *Applier) apply(ctx context.Context, r Request) (Result, error) {
 	ctx = resolve.WithBandwidth(ctx, r.BytesPerSecond)
 	if err := a.prepare(ctx, r, p, report); err != nil {
 		return Result{}, a.undo(ctx, p, err)
+	}
+	if err := a.config.Sync(ctx); err != nil { // images that were ready may not be durable: other tools pulled them
+		return Result{}, a.undo(ctx, p, fmt.Errorf("the images of the lock are not durable: %w", err))
 	}
 	failpoint.Reach("apply.ready")
 	report(Progress{Phase: Switching, Done: int64(len(p.jobs)), Total: int64(len(p.jobs))})

@@ -510,3 +510,27 @@ func TestUsage(t *testing.T) {
 		t.Error("drift without a lock")
 	}
 }
+
+// TestUnsyncedImages checks that the node keeps its lock if the images of the next one cannot be made durable, also if they are all
+// ready.
+func TestUnsyncedImages(t *testing.T) {
+	e := newEnv(t, handlers...)
+	apply := func(text string) error {
+		_, err := e.Apply(e.ctx, Request{Lock: lockOf(t, image(t, "app:1", text, "linux/amd64")), Name: text + ".yaml"})
+		return err
+	}
+	for _, text := range []string{"one", "two"} {
+		noError(t, apply(text))
+	}
+	for _, text := range []string{"one", "three"} {
+		e.sync = errors.New("input/output error")
+		if err := apply(text); !errors.Is(err, e.sync) {
+			t.Errorf("%s: got %v, want %v", text, err, e.sync)
+		}
+		if e.locked("app:1") != "two" || e.Status().Current.Name != "two.yaml" {
+			t.Errorf("%s: locked %s by %+v", text, e.locked("app:1"), e.Status().Current)
+		}
+	}
+	e.sync = nil
+	noError(t, apply("three"))
+}

@@ -198,6 +198,7 @@ type env struct {
 	settings   Settings
 	runtimes   *runtimeplatform.Set
 	containers []Container
+	sync       error
 	notified   []Result
 }
 
@@ -222,6 +223,7 @@ func newEnv(t *testing.T, handlers ...runtimeplatform.Handler) *env {
 		Snapshotter: func(name string) snapshots.Snapshotter { return n.Snapshotter(name) },
 		Runtimes:    func() *runtimeplatform.Set { return e.runtimes }, Settings: func() Settings { return e.settings },
 		Containers: func(context.Context) ([]Container, error) { return e.containers, nil },
+		Sync:       func(context.Context) error { return e.sync },
 		Notify:     func(_ context.Context, r Result) { e.notified = append(e.notified, r) },
 	})
 	return e

@@ -5,9 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 
+	"github.com/containerd/containerd/v2/plugins"
 	"github.com/containerd/errdefs"
 	"github.com/containerd/log"
 
@@ -15,66 +18,83 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin/durable"
 )
 
-// durableIn returns [pull.Settings.Durable] of a setup; nil if images are not made durable.
+// syncer makes images durable. A nil syncer does nothing.
+type syncer struct {
+	barrier *durable.Barrier
+	boot    string
+	roots   map[string]string // by snapshotter
+	content string            // the directory of the content store, or empty if it is not known
+}
+
+// syncerOf returns the syncer of a setup; nil if images are not made durable.
 //
 // It opens the directories of containerd's own snapshotters and of its content store before anything is written, and fails with
-// ErrInvalidArgument if imagepin serve cannot. It logs a warning about a proxy whose directory cannot be opened: the proxy may
-// unpack nothing, and its exports may not name its directory.
-func (n *Node) durableIn(a *active) (func(ctx context.Context, snapshotter string) (string, error), error) {
+// ErrInvalidArgument if imagepin serve cannot. It logs a warning about another snapshotter whose directory is not known or cannot be
+// opened: it may unpack nothing.
+func (n *Node) syncerOf(a *active) (*syncer, error) {
 	if !a.Settings.Sync || !durable.Supported {
 		return nil, nil
 	}
 	refuse := func(what string, err error) error {
 		return fmt.Errorf("[plugins.%q] sync: open the directory of %s: %w: %w", config.Section, what, err, errdefs.ErrInvalidArgument)
 	}
-	boot := durable.BootID()
-	roots := make(map[string]string)
+	s := &syncer{barrier: n.barrier, boot: durable.BootID(), roots: make(map[string]string), content: a.ContentDir}
 	for _, name := range a.runtimes.Snapshotters() {
 		sn := a.Snapshotters[name]
-		err := n.barrier.Open(sn.Root)
+		own := sn.isEager(name)
+		root := sn.Root
+		if !own {
+			root = sn.Exports[plugins.SnapshotterRootDir] // Root is a guess without it
+		}
+		err := n.barrier.Open(root)
 		switch {
 		case err == nil:
-			roots[name] = sn.Root
-		case n.mode == ModeServe && sn.isEager(name):
+			s.roots[name] = root
+		case n.mode == ModeServe && own:
 			return nil, refuse("the snapshotter "+name, err)
 		default:
 			log.L.WithError(err).Warnf("images in the snapshotter %s may be lost when the power is cut: its directory cannot be opened", name)
 		}
 	}
-	if n.mode == ModeServe && a.ContentDir != "" {
+	if n.mode == ModeServe && s.content != "" {
 		// containerd before 2.3 makes the directory with the first blob.
-		if err := n.barrier.Open(filepath.Dir(a.ContentDir)); err != nil {
+		if err := n.barrier.Open(filepath.Dir(s.content)); err != nil {
 			return nil, refuse("the content store", err)
 		}
 	}
-	return func(ctx context.Context, snapshotter string) (string, error) {
-		root, ok := roots[snapshotter]
-		if !ok {
-			return "", nil
-		}
-		if err := n.barrier.Sync(ctx, root); err != nil {
-			return "", err
-		}
-		return boot, n.syncNames(ctx, a)
-	}, nil
+	return s, nil
 }
 
-// syncContent makes what is written to the content store durable, unless the configuration turns that off.
-func (n *Node) syncContent(ctx context.Context) error {
-	a := n.active.Load()
-	if !a.Settings.Sync || !durable.Supported {
-		return nil
+// image implements [pull.Settings.Durable].
+func (s *syncer) image(ctx context.Context, snapshotter string) (mark string, _ error) {
+	root, ok := s.roots[snapshotter]
+	if !ok {
+		return "", s.names(ctx)
 	}
-	return n.syncNames(ctx, a)
+	if err := s.barrier.Sync(ctx, root); err != nil {
+		return "", err
+	}
+	return s.boot, s.names(ctx)
 }
 
-// syncNames makes the names of the blobs in the content store durable. containerd syncs the blobs, but not their names
-// (Commit in plugins/content/local/writer.go). It does nothing if the directory of the content store is not known.
-func (n *Node) syncNames(ctx context.Context, a *active) error {
-	if a.ContentDir == "" {
+// all makes everything durable that is unpacked on the node, also by other tools.
+func (s *syncer) all(ctx context.Context) error {
+	if s == nil {
 		return nil
 	}
-	blobs := filepath.Join(a.ContentDir, "blobs")
+	if err := s.barrier.Sync(ctx, slices.Sorted(maps.Values(s.roots))...); err != nil {
+		return err
+	}
+	return s.names(ctx)
+}
+
+// names makes the names of the blobs in the content store durable. containerd syncs the blobs, but not their names
+// (Commit in plugins/content/local/writer.go).
+func (s *syncer) names(ctx context.Context) error {
+	if s == nil || s.content == "" {
+		return nil
+	}
+	blobs := filepath.Join(s.content, "blobs")
 	algorithms, err := os.ReadDir(blobs)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil // there is no blob
@@ -82,9 +102,11 @@ func (n *Node) syncNames(ctx context.Context, a *active) error {
 	if err != nil {
 		return fmt.Errorf("list the directories of the content store: %w", err)
 	}
-	paths := []string{blobs}
+	paths := []string{s.content, blobs}
 	for _, algorithm := range algorithms {
-		paths = append(paths, filepath.Join(blobs, algorithm.Name()))
+		if algorithm.IsDir() {
+			paths = append(paths, filepath.Join(blobs, algorithm.Name()))
+		}
 	}
-	return n.barrier.SyncNames(ctx, paths...)
+	return s.barrier.SyncNames(ctx, paths...)
 }

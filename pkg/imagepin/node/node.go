@@ -178,7 +178,7 @@ func New(c Config) (*Node, error) {
 		Retain: func(ctx context.Context, roots ...digest.Digest) error {
 			return n.retainer.Sync(inNamespace(ctx), roots...)
 		},
-		Retained: n.retainedRoots, Sync: n.syncContent,
+		Retained: n.retainedRoots, Sync: func(ctx context.Context) error { return n.active.Load().syncer.names(ctx) },
 	})
 	n.proofs = decide.NodeProofs{Prover: registry{n}, Stores: []decide.ProofStore{n.store, n.pins}}
 	n.decider = decide.New(decide.Config{

@@ -79,6 +79,7 @@ func (n *Node) Serve(upstream cri.Upstream) (*Service, error) {
 	s.applier = apply.New(apply.Config{
 		State: n.applied, Images: n.store, Puller: s.puller, Remover: s.cri, Content: n.containerd.Content, Leases: n.containerd.Leases,
 		Snapshotter: n.containerd.Snapshots, Runtimes: n.runtimes, Settings: func() apply.Settings { return n.active.Load().apply }, Containers: s.cri.RunningContainers, Notify: n.notifyLock,
+		Sync: func(ctx context.Context) error { return n.active.Load().syncer.all(ctx) },
 	})
 	s.control = control.New(control.Config{
 		Health: s.reconciler, Uninstall: s.uninstall, Status: s.status, Remover: remover{s.cri}, Locks: s.applier, Registry: registry{n}, Events: n.containerd.Events, Records: n.containerd.Records,

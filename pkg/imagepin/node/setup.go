@@ -49,6 +49,7 @@ type active struct {
 	apply        apply.Settings
 	pinnedImages []string
 	cluster      clusterParts
+	syncer       *syncer
 }
 
 // activate derives the values from a setup. If the setup is invalid, it fails with ErrInvalidArgument and names the
@@ -85,8 +86,11 @@ func (n *Node) activate(s Setup) (*active, error) {
 			ProgressTimeout: progress,
 		}, &n.locks),
 	}
-	if a.pull.Durable, err = n.durableIn(a); err != nil {
+	if a.syncer, err = n.syncerOf(a); err != nil {
 		return nil, err
+	}
+	if a.syncer != nil {
+		a.pull.Durable = a.syncer.image
 	}
 	a.cri = &cri.Settings{
 		SnapshotRoot: func(name string) string { return s.Snapshotters[name].Root },

@@ -3,23 +3,66 @@ package pull
 import (
 	"context"
 	"fmt"
+	"time"
+
+	"github.com/containerd/containerd/v2/core/snapshots"
+	"github.com/containerd/errdefs"
+	"github.com/containerd/log"
+	"github.com/opencontainers/go-digest"
 
 	"github.com/imagepin/imagepin/pkg/imagepin"
 )
 
-// makeDurable makes what an image needs durable, and sets its mark: what a record lists must be on the disk before. It covers
-// the whole chain of snapshots, because another tool may have unpacked a part of it. The caller holds no lock: the disk may be slow, and
-// write what others have written.
+// makeDurable makes an image durable that was unpacked since a time, and sets its mark: what a record lists must be on the disk
+// before. It covers the whole chain of snapshots, because another tool may have unpacked a part of it. The caller holds no lock: the
+// disk may be slow, and writes what others have written.
 //
-// If it fails, what was unpacked must not be used again. The kernel reports an error once, and a later sync succeeds.
-func (s *Settings) makeDurable(ctx context.Context, e *imagepin.Entry) error {
-	if s.Durable == nil {
-		e.Durable = ""
-		return nil
+// If it fails, it removes what was unpacked: the kernel reports an error once, and a later sync would succeed.
+func (m *Maker) makeDurable(ctx context.Context, e *imagepin.Entry, since time.Time) (err error) {
+	if e.Durable, err = m.config.Settings().sync(ctx, e.Target.Snapshotter); err != nil {
+		m.discard(ctx, *e, since)
 	}
-	var err error
-	if e.Durable, err = s.Durable(ctx, e.Target.Snapshotter); err != nil {
-		return fmt.Errorf("the image is unpacked in %s but not durable: %w", e.Target.Snapshotter, err)
+	return err
+}
+
+// sync calls Durable, if there is one.
+func (s *Settings) sync(ctx context.Context, snapshotter string) (mark string, err error) {
+	if s.Durable == nil {
+		return "", nil
+	}
+	if mark, err = s.Durable(ctx, snapshotter); err != nil {
+		return "", fmt.Errorf("the image is unpacked in %s but not durable: %w", snapshotter, err)
+	}
+	return mark, nil
+}
+
+// discard removes the snapshots of an image that were made since a time, from the top one down to the first that is older, that a key
+// needs, or that another snapshot stands on.
+func (m *Maker) discard(ctx context.Context, e imagepin.Entry, since time.Time) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTimeout)
+	defer cancel()
+	sn := m.config.Settings().snapshotter(e.Target.Snapshotter)
+	for name := e.ChainID.String(); sn != nil && name != ""; {
+		info, err := sn.Stat(ctx, name)
+		if err != nil || info.Created.Before(since) || m.config.Images.NeedsSnapshot(e.Target.Snapshotter, digest.Digest(name)) {
+			return
+		}
+		if err := sn.Remove(ctx, name); err != nil {
+			if !errdefs.IsFailedPrecondition(err) && !errdefs.IsNotFound(err) {
+				log.G(ctx).WithError(err).WithField("snapshot", name).Warn("cannot remove a snapshot that is not durable")
+			}
+			return
+		}
+		name = info.Parent
+	}
+}
+
+// snapshotter returns a snapshotter by its name, or nil.
+func (s *Settings) snapshotter(name string) snapshots.Snapshotter {
+	for _, p := range s.UnpackPlatforms {
+		if p.SnapshotterKey == name {
+			return p.Snapshotter
+		}
 	}
 	return nil
 }

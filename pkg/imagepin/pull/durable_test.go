@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"testing"
+	"time"
 
 	"github.com/containerd/errdefs"
 
@@ -88,5 +89,89 @@ func TestMarkWithoutSync(t *testing.T) {
 		if now, _ := n.store.Get(e.Key); now.Durable != c.want || recorded.Durable != c.want {
 			t.Errorf("put %q by %s: mark %q, recorded %q, want %q", c.mark, c.source, now.Durable, recorded.Durable, c.want)
 		}
+	}
+}
+
+// TestDiscard checks that what was unpacked is removed if the disk fails, so that the next attempt unpacks it again. What is older,
+// what a key needs and what a container stands on stays.
+func TestDiscard(t *testing.T) {
+	failure := errors.New("input/output error")
+	for name, c := range map[string]struct {
+		prepare func(t *testing.T, n *lockedNode)
+		old     bool
+		stays   bool
+	}{
+		"unpacked now": {},
+		"older":        {old: true, stays: true},
+		"in use": {stays: true, prepare: func(t *testing.T, n *lockedNode) {
+			_, err := n.Snapshotter("native").Prepare(n.Context(t), "container", n.img.ChainID.String())
+			noError(t, err)
+		}},
+		"needed": {stays: true, prepare: func(t *testing.T, n *lockedNode) {
+			e := imagepin.Entry{
+				Key: imagepin.Key{Ref: "registry.example/other:v1", Target: n.Puller.maker.config.Runtimes().Default().Target}, Root: n.img.Manifest,
+				Manifest: n.img.Manifest.Digest, ImageID: n.img.Config.Digest, ChainID: n.img.ChainID, Size: 1, Source: imagepin.SourcePull,
+				Record: "registry.example/other@" + n.img.Manifest.Digest.String(), RecordTarget: n.img.Manifest,
+			}
+			_, err := n.store.Put(n.Context(t), "", e)
+			noError(t, err)
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			n, _ := newLockedNode(t)
+			m := n.Puller.maker
+			settings := *m.config.Settings()
+			m.config.Settings = func() *Settings { return &settings }
+			settings.Durable = func(context.Context, string) (string, error) { return "boot", failure }
+			if c.prepare != nil {
+				c.prepare(t, n)
+			}
+			e := imagepin.Entry{Key: imagepin.Key{Target: m.config.Runtimes().Default().Target}, ChainID: n.img.ChainID}
+			since := time.Time{}
+			if c.old {
+				since = time.Now().Add(time.Hour)
+			}
+			if err := m.makeDurable(n.Context(t), &e, since); !errors.Is(err, failure) || e.Durable != "" {
+				t.Errorf("got %v, mark %q", err, e.Durable)
+			}
+			if got := n.HasSnapshot(t, "native", n.img.ChainID); got != c.stays {
+				t.Errorf("the snapshot stays: %t, want %t", got, c.stays)
+			}
+		})
+	}
+}
+
+// TestSyncAdopted pulls an image that is ready without a mark. It is synced before it is recorded again, while it is not locked, and
+// gets no mark. If the disk fails, it is not recorded. A pull that records nothing does not sync.
+func TestSyncAdopted(t *testing.T) {
+	n, ref := newLockedNode(t)
+	m := n.Puller.maker
+	settings := *m.config.Settings()
+	m.config.Settings = func() *Settings { return &settings }
+	made := func(tag string) (Pulled, error) {
+		return n.make(t, Locked{Ref: ref(tag), Root: n.img.Manifest, OnNode: true})
+	}
+	if _, err := made(":1"); err != nil {
+		t.Fatal(err)
+	}
+	syncs, failure := 0, errors.New("input/output error")
+	settings.Durable = func(ctx context.Context, _ string) (string, error) {
+		syncs++
+		unlock, err := m.config.Locks.ForRemoval(ctx, ref("@"+n.img.Manifest.Digest.String()).String())
+		if err != nil {
+			return "", err
+		}
+		unlock()
+		return "boot", failure
+	}
+	if _, err := made(":1"); err != nil || syncs != 0 {
+		t.Errorf("nothing to record: %v, %d syncs", err, syncs)
+	}
+	if _, err := made(":2"); !errors.Is(err, failure) || len(n.store.ByRef(ref(":2").String())) > 0 {
+		t.Errorf("the disk fails: %v", err)
+	}
+	failure = nil
+	if p, err := made(":2"); err != nil || p.Durable != "" || syncs != 2 {
+		t.Errorf("got %+v, %v, %d syncs", p, err, syncs)
 	}
 }

@@ -59,6 +59,8 @@ type Index interface {
 	ByID(id digest.Digest) []imagepin.Entry
 	// InRepository reports whether a repository has an image ID, and with this manifest if it is not empty.
 	InRepository(id, manifest digest.Digest, repository string) bool
+	// NeedsSnapshot reports whether a key needs a snapshot as its top one.
+	NeedsSnapshot(snapshotter string, chainID digest.Digest) bool
 }
 
 // Records records which images are ready.
@@ -275,6 +277,9 @@ func (m *Maker) makeAndRecord(ctx context.Context, j Job, use *use) (entry image
 	if entry, ok, err = m.recorded(ctx, j, known); ok || err != nil {
 		return entry, false, UpToDate, err
 	}
+	if err := m.syncAdopted(ctx, j, known, use); err != nil {
+		return imagepin.Entry{}, false, "", err
+	}
 	err = lease.With(ctx, m.config.Leases, lease.Pull, func(ctx context.Context) error {
 		release, err := m.usePin(ctx, &j, known)
 		if err != nil {
@@ -288,6 +293,25 @@ func (m *Maker) makeAndRecord(ctx context.Context, j Job, use *use) (entry image
 		outcome = Recorded
 	}
 	return entry, wrote, outcome, err
+}
+
+// syncAdopted makes an image durable that is ready without a mark, such as one that another tool has just pulled. It gets no mark: it
+// can be older than the boot, and have lost files. The image is not locked meanwhile, so syncAdopted fails with errRemoved if it has changed.
+func (m *Maker) syncAdopted(ctx context.Context, j Job, known imagepin.Entry, use *use) error {
+	if known.Durable != "" || m.config.Settings().Durable == nil {
+		return nil
+	}
+	use.end()
+	if _, err := m.config.Settings().sync(ctx, known.Target.Snapshotter); err != nil {
+		return err
+	}
+	if err := use.lock(ctx); err != nil {
+		return err
+	}
+	if now, ok := m.ready(j.Ref, j.Root.Digest, j.Runtime.Target); !ok || now.ImageID != known.ImageID || now.ChainID != known.ChainID {
+		return errRemoved
+	}
+	return nil
 }
 
 // fetchAndRecord makes and records the key of a job under the lease in ctx. It locks the image when it has fetched all.
@@ -311,11 +335,12 @@ func (m *Maker) fetchAndRecord(ctx context.Context, j Job, use *use) (entry imag
 		return entry, false, "", err
 	}
 	defer release()
+	began := time.Now()
 	made, err := m.unpacker.unpack(fetching, img)
 	if err != nil {
 		return entry, false, "", asRemoved(withCause(fetching, err))
 	}
-	if err := m.config.Settings().makeDurable(ctx, &made); err != nil {
+	if err := m.makeDurable(ctx, &made, began); err != nil {
 		return entry, false, "", err
 	}
 	if err := use.lock(ctx); err != nil {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"time"
 
 	"github.com/containerd/containerd/v2/core/content"
 	"github.com/containerd/errdefs"
@@ -115,10 +116,11 @@ func (m *Maker) Unpack(ctx context.Context, e imagepin.Entry, record func(contex
 		if err := m.config.Clean(ctx); err != nil {
 			return err
 		}
+		began := time.Now()
 		if err := m.unpacker.unpackLocal(ctx, e, manifest, rt); err != nil {
 			return err
 		}
-		if err := m.config.Settings().makeDurable(ctx, &e); err != nil {
+		if err := m.makeDurable(ctx, &e, began); err != nil {
 			return err
 		}
 		if err := record(ctx, e); err != nil {

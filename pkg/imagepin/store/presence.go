@@ -231,6 +231,11 @@ func (s *presence) Adopted(ref string) bool {
 		!slices.ContainsFunc(g, func(e *imagepin.Entry) bool { return e.Source == imagepin.SourcePull })
 }
 
+// NeedsSnapshot reports whether a key that is ready needs a snapshot as its top one.
+func (s *presence) NeedsSnapshot(snapshotter string, chainID digest.Digest) bool {
+	return len(s.index.needing(snapshot{snapshotter, chainID})) > 0
+}
+
 // IsDurable reports whether a key of a reference has a mark of durability.
 func (s *presence) IsDurable(ref string) bool {
 	return slices.ContainsFunc(s.ByRef(ref), func(e imagepin.Entry) bool { return e.Durable != "" })
