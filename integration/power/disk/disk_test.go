@@ -3,27 +3,15 @@ package disk_test
 import (
 	"bytes"
 	"errors"
-	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
 	"testing"
 
 	"github.com/imagepin/imagepin/integration/power/disk"
-	"github.com/imagepin/imagepin/integration/testkit"
 )
 
-func TestMain(m *testing.M) {
-	err := disk.Check()
-	if err == nil {
-		err = disk.Isolate()
-	}
-	if err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		os.Exit(1)
-	}
-	testkit.Main(m)
-}
+func TestMain(m *testing.M) { disk.Main(m) }
 
 const size = 200 << 10
 

@@ -44,8 +44,8 @@ func (d *Disk) serve() (fd int, ended func(), _ error) {
 	raw := fs.NewNodeFS(&directory{disk: d}, &fs.Options{AttrTimeout: &valid, EntryTimeout: &valid})
 	server, err := fuse.NewServer(raw, fmt.Sprintf("/dev/fd/%d", dev), &fuse.MountOptions{
 		MaxWrite:     maxWrite,
-		Logger:       log.New(io.Discard, "", 0), // it logs that the file system has ended
-		PanicHandler: func(v any) fuse.Status { panic(v) },
+		Logger:       log.New(io.Discard, "", 0),           // it logs that the file system has ended
+		PanicHandler: func(v any) fuse.Status { panic(v) }, // go-fuse would turn a bug of the disk into an I/O error of the node
 	})
 	if err != nil {
 		_ = unix.Close(dev)

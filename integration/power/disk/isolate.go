@@ -8,7 +8,23 @@ import (
 	"os/signal"
 	"runtime"
 	"syscall"
+	"testing"
+
+	"github.com/imagepin/imagepin/integration/testkit"
 )
+
+// Main runs the tests of a package in a mount namespace of its own, see [Isolate], and exits.
+func Main(m *testing.M) {
+	err := Check()
+	if err == nil {
+		err = Isolate()
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	testkit.Main(m)
+}
 
 const isolated = "IMAGEPIN_POWER_ISOLATED"
 
