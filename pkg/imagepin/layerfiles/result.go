@@ -1,4 +1,4 @@
-package files
+package layerfiles
 
 import (
 	"fmt"
@@ -8,6 +8,17 @@ import (
 
 // maxFindings is the number of findings of a result.
 const maxFindings = 5
+
+// Options has the options of a comparison. The zero value compares quickly.
+type Options struct {
+	// Deep also reads the content of all files. Otherwise only that of files is read that are suspicious: a file with a hole,
+	// which no layer makes, and one of zeros.
+	Deep bool
+	// Read is called with the number of bytes that are read next, and may wait. Its error ends the comparison. It may be nil.
+	Read func(bytes int64) error
+	// Extra reports whether the snapshotter itself makes a file that no layer has. It may be nil.
+	Extra func(path string) bool
+}
 
 // State is what is known about the files of a snapshot.
 type State int

@@ -1,4 +1,4 @@
-package files
+package layerfiles
 
 import (
 	"archive/tar"

@@ -1,4 +1,4 @@
-package files
+package layerfiles
 
 import (
 	"archive/tar"
@@ -13,7 +13,6 @@ import (
 	"strings"
 
 	"github.com/containerd/errdefs"
-	"golang.org/x/sys/unix"
 )
 
 // Names with a meaning in layers, see layer.md of the OCI image specification.
@@ -23,7 +22,7 @@ const (
 )
 
 // dirMode is the mode of a directory that archive.Apply makes for a file whose directory the layer does not have.
-const dirMode = unix.S_IFDIR | 0o755
+const dirMode = directory | 0o755
 
 // Rules are how a layer is applied to the files of the layers below.
 type Rules int
@@ -129,9 +128,9 @@ func (a *applying) finish() error {
 func (a *applying) file(h *tar.Header, data io.Reader) (*inode, error) {
 	switch h.Typeflag {
 	case tar.TypeDir:
-		return &inode{mode: unix.S_IFDIR}, nil
+		return &inode{mode: directory}, nil
 	case tar.TypeReg, '\x00': // tar.TypeRegA
-		i := &inode{mode: unix.S_IFREG}
+		i := &inode{mode: regular}
 		a.hash.Reset()
 		n, err := io.CopyBuffer(struct{ io.Writer }{a.hash}, data, a.buf)
 		i.size = uint64(n)
@@ -141,15 +140,15 @@ func (a *applying) file(h *tar.Header, data io.Reader) (*inode, error) {
 		if h.Devmajor < 0 || h.Devmajor > math.MaxUint32 || h.Devminor < 0 || h.Devminor > math.MaxUint32 {
 			return nil, fmt.Errorf("device %d:%d: %w", h.Devmajor, h.Devminor, errdefs.ErrInvalidArgument)
 		}
-		kind := uint32(unix.S_IFCHR)
+		kind := uint32(character)
 		if h.Typeflag == tar.TypeBlock {
-			kind = unix.S_IFBLK
+			kind = block
 		}
-		return &inode{mode: kind, size: unix.Mkdev(uint32(h.Devmajor), uint32(h.Devminor))}, nil
+		return &inode{mode: kind, size: device(uint64(h.Devmajor), uint64(h.Devminor))}, nil
 	case tar.TypeFifo:
-		return &inode{mode: unix.S_IFIFO}, nil
+		return &inode{mode: pipe}, nil
 	case tar.TypeSymlink:
-		return &inode{mode: unix.S_IFLNK, link: h.Linkname}, nil
+		return &inode{mode: link, link: h.Linkname}, nil
 	case tar.TypeLink:
 		return a.linked(h.Linkname)
 	case tar.TypeXGlobalHeader:
@@ -192,9 +191,9 @@ func (a *applying) whiteout(dir *inode, path, name string, h *tar.Header) error 
 	case dir.children[name].inode != nil:
 		return fmt.Errorf("whiteout of a file of the same layer: %w", errdefs.ErrInvalidArgument)
 	default:
-		i := &inode{mode: unix.S_IFCHR}
+		i := &inode{mode: character}
 		setOwner(i, h)
-		i.mode = unix.S_IFCHR
+		i.mode = character
 		return a.add(dir, name, entry{i, a.layer})
 	}
 	return nil
@@ -223,4 +222,9 @@ func setOwner(i *inode, h *tar.Header) {
 	if !i.isLink() {
 		i.mode = i.kind() | uint32(h.Mode)&0o7777
 	}
+}
+
+// device returns the number of a device, as makedev(3) of Linux.
+func device(major, minor uint64) uint64 {
+	return major&0xfff<<8 | major&0xfffff000<<32 | minor&0xff | minor&0xffffff00<<12
 }

@@ -1,18 +1,29 @@
-package files
+package layerfiles
 
 import (
 	"crypto/sha256"
 	"fmt"
 
 	"github.com/containerd/errdefs"
-	"golang.org/x/sys/unix"
+)
+
+// The types of files in their mode, as in stat(2) of Linux.
+const (
+	typeMask  = 0o170000
+	pipe      = 0o010000
+	character = 0o020000
+	directory = 0o040000
+	block     = 0o060000
+	regular   = 0o100000
+	link      = 0o120000
+	socket    = 0o140000
 )
 
 const (
 	// maxInodes and maxNames limit a tree: the number of its files, and the size of their names and of the targets of symbolic
-	// links, in bytes. A tree at both limits needs less than 2 GiB; one of 100,000 files about 20 MiB.
-	maxInodes = 4 << 20
-	maxNames  = 512 << 20
+	// links, in bytes. A tree at both limits needs less than 700 MiB; one of 100,000 files 20 MiB.
+	maxInodes = 2 << 20
+	maxNames  = 256 << 20
 	// maxPath and maxName are the limits of Linux for a path and a name (PATH_MAX and NAME_MAX in limits.h), which
 	// archive.Apply fails at.
 	maxPath = 4096
@@ -21,11 +32,12 @@ const (
 
 // Tree is what the directory of a snapshot has to contain.
 type Tree struct {
-	root   *inode
-	inodes int
-	names  int // bytes
-	layer  uint32
-	links  int // symbolic links that lookup is following
+	root                *inode
+	inodes              int
+	names               int // bytes
+	layer               uint32
+	maxInodes, maxNames int
+	links               int // symbolic links that lookup is following
 }
 
 // inode is a file. Hard links share one.
@@ -53,17 +65,17 @@ type entry struct {
 
 // NewTree returns an empty tree.
 func NewTree() *Tree {
-	return &Tree{root: &inode{mode: unix.S_IFDIR, any: true, children: make(map[string]entry)}}
+	return &Tree{maxInodes: maxInodes, maxNames: maxNames, root: &inode{mode: directory, any: true, children: make(map[string]entry)}}
 }
 
-func (i *inode) kind() uint32   { return i.mode & unix.S_IFMT }
-func (i *inode) isDir() bool    { return i.kind() == unix.S_IFDIR }
-func (i *inode) isFile() bool   { return i.kind() == unix.S_IFREG }
-func (i *inode) isLink() bool   { return i.kind() == unix.S_IFLNK }
-func (i *inode) isDevice() bool { return i.kind() == unix.S_IFCHR || i.kind() == unix.S_IFBLK }
+func (i *inode) kind() uint32   { return i.mode & typeMask }
+func (i *inode) isDir() bool    { return i.kind() == directory }
+func (i *inode) isFile() bool   { return i.kind() == regular }
+func (i *inode) isLink() bool   { return i.kind() == link }
+func (i *inode) isDevice() bool { return i.kind() == character || i.kind() == block }
 
 // isWhiteout reports whether overlayfs shows no file in place of a character device.
-func (i *inode) isWhiteout() bool { return i.kind() == unix.S_IFCHR && i.size == 0 }
+func (i *inode) isWhiteout() bool { return i.kind() == character && i.size == 0 }
 
 // add adds an entry to a directory, in place of an existing one.
 func (t *Tree) add(dir *inode, name string, e entry) error {
@@ -73,8 +85,8 @@ func (t *Tree) add(dir *inode, name string, e entry) error {
 	t.remove(dir, name)
 	t.inodes++
 	t.names += len(name) + len(e.link)
-	if t.inodes > maxInodes || t.names > maxNames {
-		return fmt.Errorf("the image has more than %d files, or %d bytes of names: %w", maxInodes, maxNames, errdefs.ErrResourceExhausted)
+	if t.inodes > t.maxInodes || t.names > t.maxNames {
+		return fmt.Errorf("the image has more than %d files, or %d bytes of names: %w", t.maxInodes, t.maxNames, errdefs.ErrResourceExhausted)
 	}
 	if dir.children == nil {
 		dir.children = make(map[string]entry)

@@ -1,4 +1,6 @@
-package files
+//go:build linux
+
+package layerfiles
 
 import (
 	"bytes"
@@ -16,17 +18,6 @@ import (
 
 	"golang.org/x/sys/unix"
 )
-
-// Options has the options of a comparison. The zero value compares quickly.
-type Options struct {
-	// Deep also reads the content of all files. Otherwise only that of files is read that are suspicious: a file with a hole,
-	// which no layer makes, and one of zeros.
-	Deep bool
-	// Read is called with the number of bytes that are read next, and may wait. Its error ends the comparison. It may be nil.
-	Read func(bytes int64) error
-	// Extra reports whether the snapshotter itself makes a file that no layer has. It may be nil.
-	Extra func(path string) bool
-}
 
 // opaqueAttributes are the extended attributes of an opaque directory of an overlay. The second one is that of mounts in a user
 // namespace, see overlayfs.rst of Linux.
@@ -131,7 +122,7 @@ func (c *comparison) file(path string, want *inode) error {
 	}
 	have := info.Sys().(*syscall.Stat_t)
 	switch {
-	case have.Mode&unix.S_IFMT != want.kind():
+	case have.Mode&typeMask != want.kind():
 		c.result.add(path, fmt.Sprintf("is a %s instead of a %s", kindName(have.Mode), kindName(want.mode)))
 		return nil
 	case want.isDevice() && uint64(have.Rdev) != want.size:
@@ -248,21 +239,28 @@ func (c *comparison) read(f *os.File) (int, error) {
 
 // kindName returns the name of the type of a file.
 func kindName(mode uint32) string {
-	switch mode & unix.S_IFMT {
-	case unix.S_IFREG:
+	switch mode & typeMask {
+	case regular:
 		return "regular file"
-	case unix.S_IFDIR:
+	case directory:
 		return "directory"
-	case unix.S_IFLNK:
+	case link:
 		return "symbolic link"
-	case unix.S_IFCHR:
+	case character:
 		return "character device"
-	case unix.S_IFBLK:
+	case block:
 		return "block device"
-	case unix.S_IFIFO:
+	case pipe:
 		return "named pipe"
-	case unix.S_IFSOCK:
+	case socket:
 		return "socket"
 	}
 	return "file of an unknown type"
+}
+
+// Remote reports whether a directory is on a FUSE file system. That of a remote snapshotter, which fetches the files that are
+// read, and of which nothing is on the disk to compare, is.
+func Remote(dir string) bool {
+	var s unix.Statfs_t
+	return unix.Statfs(dir, &s) == nil && s.Type == unix.FUSE_SUPER_MAGIC
 }
