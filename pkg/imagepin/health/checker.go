@@ -26,6 +26,8 @@ type Config struct {
 // Images are the images that are ready. [store.Store] implements it.
 type Images interface {
 	Images() []store.Image
+	// Damaged returns the keys that are recorded but not ready.
+	Damaged() []store.Damaged
 	// ListRecorded lists the image records and the keys of one moment.
 	ListRecorded(ctx context.Context) (store.Recorded, error)
 	// RecordedSince reports whether an entry was recorded since a mark.
@@ -42,7 +44,10 @@ type Images interface {
 }
 
 // Checker compares the recorded with the actual state.
-type Checker struct{ config Config }
+type Checker struct {
+	config Config
+	damage noted
+}
 
 // New returns a checker.
 func New(c Config) *Checker { return &Checker{config: c} }

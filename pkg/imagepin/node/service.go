@@ -53,9 +53,12 @@ func (n *Node) Serve(upstream cri.Upstream) (*Service, error) {
 	s := &Service{node: n, created: time.Now()}
 	s.ready.Store(new(make(chan struct{})))
 	s.ending, s.end = context.WithCancel(context.Background())
+	checker := health.New(health.Config{
+		Images: n.store, Content: n.containerd.Content, Leases: n.containerd.Leases, Snapshotter: n.containerd.Snapshots, Runtimes: n.runtimes,
+	})
 	maker := pull.New(pull.Config{
 		Content: n.containerd.Content, Leases: n.containerd.Leases, Images: n.store, Pins: n.decider, Proofs: n.proofs,
-		Sessions: registry{n}, Retained: n.retainer, Garbage: n, Locks: &n.locks, Runtimes: n.runtimes,
+		Sessions: registry{n}, Retained: n.retainer, Garbage: n, Locks: &n.locks, Runtimes: n.runtimes, Snapshots: checker,
 		Upstream: cri.Visibility{Images: runtime.NewImageServiceClient(upstream), Remind: n.remind},
 		Settings: func() *pull.Settings { return n.active.Load().pull },
 	})
@@ -68,10 +71,7 @@ func (n *Node) Serve(upstream cri.Upstream) (*Service, error) {
 	})
 	n.inUse = s.cri.PinsInUse
 	s.reconciler = reconcile.New(reconcile.Config{
-		Store: n.store, Records: n.containerd.Records, Checker: health.New(health.Config{
-			Images: n.store, Content: n.containerd.Content, Leases: n.containerd.Leases,
-			Snapshotter: n.containerd.Snapshots, Runtimes: n.runtimes,
-		}), Maker: maker, Puller: s.puller, Retained: n.retainer, Content: n.containerd.Content,
+		Store: n.store, Records: n.containerd.Records, Checker: checker, Maker: maker, Puller: s.puller, Retained: n.retainer, Content: n.containerd.Content,
 		Leases: n.containerd.Leases, Events: n.containerd.Events, Locks: &n.locks, Runtimes: n.runtimes, Namespace: Namespace,
 		Pinned: n.pinned,
 	})

@@ -36,6 +36,8 @@ type Config struct {
 	Upstream Upstream
 	Garbage  Garbage
 	Locks    *Locks
+	// Snapshots may be nil.
+	Snapshots Snapshots
 	// Settings returns the current settings. It is called for each pull.
 	Settings func() *Settings
 	// Runtimes returns the runtime handlers of the node.
@@ -48,6 +50,12 @@ type Images interface {
 	Records
 	// BeginReplace records that a blob is about to be deleted and written again. Call done when it is written.
 	BeginReplace(d digest.Digest) (done func(context.Context) error)
+}
+
+// Snapshots knows which snapshots are damaged. [health.Checker] implements it.
+type Snapshots interface {
+	// SnapshotDamage describes the damage of the files of an entry's snapshots. It returns "" if none is known.
+	SnapshotDamage(ctx context.Context, e imagepin.Entry) (why string, _ error)
 }
 
 // Index finds the images that are ready.
@@ -312,6 +320,9 @@ func (m *Maker) fetchAndRecord(ctx context.Context, j Job, use *use) (entry imag
 		return entry, false, "", err
 	}
 	failpoint.Reach("pull.made")
+	if err := m.checkSnapshot(ctx, made); err != nil {
+		return entry, false, "", err
+	}
 	entry, wrote, err = m.record(ctx, j, made)
 	if outcome = Unpacked; img.source.opened.Load() {
 		outcome = Fetched

@@ -49,6 +49,8 @@ type Config struct {
 	Leases   leases.Manager
 	Events   Subscriber
 	Locks    Locks
+	// Replacer is for damaged snapshots that containers use. It may be nil: the key then stays damaged until they are removed.
+	Replacer Replacer
 	// Runtimes returns the runtime handlers that are currently configured.
 	Runtimes func() *runtimeplatform.Set
 	// Pinned reports whether a pin means or retains a digest. It may be nil: no pin does.
@@ -118,6 +120,12 @@ type Repairs interface {
 	Lost(ctx context.Context) ([]imagepin.Entry, error)
 	// ReleaseOrphans releases the snapshots of images in snapshotters for which no key needs them.
 	ReleaseOrphans(ctx context.Context, all []store.Unpacked, lost ...imagepin.Entry) error
+}
+
+// Replacer replaces the snapshots of an image that containers use, by ones that are unpacked again, under the same names.
+type Replacer interface {
+	// Replace fails with ErrFailedPrecondition if a running container uses one of them.
+	Replace(ctx context.Context, e imagepin.Entry) error
 }
 
 // Maker makes images ready from local content. [pull.Maker] implements it.
