@@ -137,32 +137,51 @@ func (c *chain) compare(ctx context.Context, mounts []mount.Mount) error {
 		c.unverified(0, fmt.Sprintf("its mount has %d directories for %d layers", len(dirs), len(c.chain)))
 		return nil
 	}
+	if n := len(c.chain); n > 1 && len(mounts) == n+1 && strings.HasSuffix(mounts[n].Type, "/overlay") {
+		return c.devices(ctx, mounts[:n])
+	}
 	return c.merged(ctx, mounts)
+}
+
+// devices compares the file systems of an overlay that has one for each layer, highest first, as that of the EROFS snapshotter.
+func (c *chain) devices(ctx context.Context, mounts []mount.Mount) error {
+	for n := range c.chain {
+		err := c.separate(ctx, n, func(tree *layerfiles.Tree) error {
+			return c.mounted(ctx, tree, n, mounts[len(mounts)-1-n:len(mounts)-n])
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // separately compares the directories of an overlay, which has one for each layer, lowest first.
 func (c *chain) separately(ctx context.Context, dirs []string) error {
 	for n, dir := range dirs {
-		if _, ok := c.done[c.level(n)]; ok {
-			continue
-		}
-		rules := layerfiles.Overlay
-		if n == 0 {
-			rules = layerfiles.Merge
-		}
-		tree := layerfiles.NewTree()
-		if err := c.apply(ctx, tree, n, rules); err != nil {
-			if ctx.Err() != nil {
-				return ctx.Err()
-			}
-			c.done[c.level(n)] = Comparison{layerfiles.Unverified, err.Error()}
-			continue
-		}
-		if err := c.directory(ctx, tree, n, dir, nil); err != nil {
+		err := c.separate(ctx, n, func(tree *layerfiles.Tree) error { return c.directory(ctx, tree, n, dir, nil) })
+		if err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// separate calls compare with the tree of one layer, unless the level has been compared.
+func (c *chain) separate(ctx context.Context, n int, compare func(*layerfiles.Tree) error) error {
+	if _, ok := c.done[c.level(n)]; ok {
+		return nil
+	}
+	rules := layerfiles.Overlay
+	if n == 0 {
+		rules = layerfiles.Merge
+	}
+	tree := layerfiles.NewTree()
+	if err := c.apply(ctx, tree, n, rules); err != nil {
+		c.done[c.level(n)] = Comparison{layerfiles.Unverified, err.Error()}
+		return ctx.Err()
+	}
+	return compare(tree)
 }
 
 // merged compares the directories of snapshots that each have the files of all layers up to theirs.
