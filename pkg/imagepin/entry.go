@@ -69,6 +69,10 @@ type Entry struct {
 	// UnusedAt is since when no runtime handler has had the key's target. It is zero while one has it.
 	UnusedAt time.Time
 
+	// Durable is the boot ID (/proc/sys/kernel/random/boot_id) of the boot in which the image and its snapshot were made durable. It is
+	// empty if nothing is known.
+	Durable string
+
 	// Record is the name of the image record that carries the label.
 	Record string
 	// RecordTarget is the target of that record, whose content the record keeps alive. It is not part of the label.

@@ -53,6 +53,7 @@ type keyLabel struct {
 	Host        string        `json:"host,omitempty"`
 	DamagedAt   time.Time     `json:"damaged,omitzero"`
 	UnusedAt    time.Time     `json:"unused,omitzero"`
+	Durable     string        `json:"durable,omitempty"`
 }
 
 // KeyLabelName returns the name of the label that holds k.
@@ -114,6 +115,7 @@ func labelOf(e Entry) keyLabel {
 		Host:        e.Host,
 		DamagedAt:   e.DamagedAt.UTC(),
 		UnusedAt:    e.UnusedAt.UTC(),
+		Durable:     e.Durable,
 	}
 	if l.UserAside {
 		l.User = ""
@@ -159,6 +161,7 @@ func DecodeKeyLabel(name, value string) (Entry, error) {
 		UserOmitted: l.UserAside,
 		DamagedAt:   l.DamagedAt,
 		UnusedAt:    l.UnusedAt,
+		Durable:     l.Durable,
 	}
 	if want := KeyLabelName(e.Key); want != name {
 		return Entry{}, fmt.Errorf("label %s: holds key %s, which belongs in label %s: %w", name, e.Key, want, errdefs.ErrInvalidArgument)

@@ -46,6 +46,13 @@ func (c *Checker) SnapshotDamage(ctx context.Context, e imagepin.Entry) (why str
 	if err != nil || why != "" {
 		return why, err
 	}
+	if c.suspect.Load() {
+		result, err := c.CompareFiles(ctx, e, false)
+		if err != nil || result.State != layerfiles.Damaged {
+			return "", err
+		}
+		return result.Why, nil
+	}
 	for _, d := range c.config.Images.Damaged() {
 		if e.ChainID == "" || snapshotOf(d.Entry) != snapshotOf(e) || d.DamagedAt.IsZero() {
 			continue

@@ -56,9 +56,10 @@ func (n *Node) Serve(upstream cri.Upstream) (*Service, error) {
 	checker := health.New(health.Config{
 		Images: n.store, Content: n.containerd.Content, Leases: n.containerd.Leases, Snapshotter: n.containerd.Snapshots, Runtimes: n.runtimes,
 	})
+	wait := func(ctx context.Context, name string) error { return s.reconciler.WaitCompared(ctx, name) }
 	maker := pull.New(pull.Config{
 		Content: n.containerd.Content, Leases: n.containerd.Leases, Images: n.store, Pins: n.decider, Proofs: n.proofs,
-		Sessions: registry{n}, Retained: n.retainer, Garbage: n, Locks: &n.locks, Runtimes: n.runtimes, Snapshots: checker,
+		Sessions: registry{n}, Retained: n.retainer, Garbage: n, Locks: &n.locks, Runtimes: n.runtimes, Snapshots: checker, WaitCompared: wait,
 		Upstream: cri.Visibility{Images: runtime.NewImageServiceClient(upstream), Remind: n.remind},
 		Settings: func() *pull.Settings { return n.active.Load().pull },
 	})
@@ -67,13 +68,13 @@ func (n *Node) Serve(upstream cri.Upstream) (*Service, error) {
 		Upstream: upstream, Namespace: Namespace, Store: n.store, Records: n.containerd.Records, Puller: s.puller, Images: maker, Locks: &n.locks,
 		Decider: n.decider, Pins: n.pins, Content: n.containerd.Content, Holder: n.containerd.Holder, Released: n.CollectAsync, Runtimes: n.runtimes,
 		Snapshotter: n.containerd.Snapshots, Settings: func() *cri.Settings { return n.active.Load().cri },
-		Ready: s.Ready,
+		Ready: s.Ready, WaitCompared: wait,
 	})
 	n.inUse = s.cri.PinsInUse
 	s.reconciler = reconcile.New(reconcile.Config{
 		Store: n.store, Records: n.containerd.Records, Checker: checker, Maker: maker, Puller: s.puller, Retained: n.retainer, Content: n.containerd.Content,
 		Leases: n.containerd.Leases, Events: n.containerd.Events, Locks: &n.locks, Runtimes: n.runtimes, Namespace: Namespace,
-		Pinned: n.pinned,
+		Pinned: n.pinned, Boot: n.boot(),
 	})
 	s.applier = apply.New(apply.Config{
 		State: n.applied, Images: n.store, Puller: s.puller, Remover: s.cri, Content: n.containerd.Content, Leases: n.containerd.Leases,

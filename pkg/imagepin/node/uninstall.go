@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 
@@ -41,6 +42,9 @@ func (n *Node) uninstall(ctx context.Context, dry bool, stopWriters func(context
 	}
 	if err := os.Remove(n.nodeKey); err != nil && !os.IsNotExist(err) {
 		return nil, fmt.Errorf("remove the node's key: %w", err)
+	}
+	if err := os.Remove(filepath.Join(filepath.Dir(n.nodeKey), bootFile)); err != nil && !os.IsNotExist(err) {
+		return nil, fmt.Errorf("remove the ID of the last boot: %w", err)
 	}
 	log.G(ctx).WithField("labels", resp.Labels).WithField("leases", resp.Leases).WithField("pins", resp.Pins).Info("imagepin is uninstalled")
 	return resp, nil

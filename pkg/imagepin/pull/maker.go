@@ -38,6 +38,9 @@ type Config struct {
 	Locks    *Locks
 	// Snapshots may be nil.
 	Snapshots Snapshots
+	// WaitCompared waits until the images of a repository that the node may have lost files of are compared with their layers. It may
+	// be nil.
+	WaitCompared func(ctx context.Context, ref string) error
 	// Settings returns the current settings. It is called for each pull.
 	Settings func() *Settings
 	// Runtimes returns the runtime handlers of the node.
@@ -188,6 +191,11 @@ func (m *Maker) Make(ctx context.Context, j Job) (entry imagepin.Entry, outcome 
 
 // tryMake makes the image of a job ready. It starts again if the node changed meanwhile.
 func (m *Maker) tryMake(ctx context.Context, j Job) (entry imagepin.Entry, outcome Outcome, err error) {
+	if m.config.WaitCompared != nil && j.Lost == nil {
+		if err := m.config.WaitCompared(ctx, j.Ref.String()); err != nil {
+			return entry, "", err
+		}
+	}
 	for range maxTries {
 		entry, outcome, err = m.makeOnce(ctx, j)
 		var moved *decide.MovedError

@@ -44,6 +44,7 @@ type filesNode struct {
 	base   digest.Digest // the chain ID of the lowest layer
 	layers map[digest.Digest][]rootfs.Layer
 	reads  map[digest.Digest]int // how often each blob was opened
+	boot   *fakeBoot             // may be nil
 }
 
 // countingContent counts how often each blob is opened.
@@ -107,8 +108,12 @@ func (d *filesNode) start(t *testing.T, runtimes *runtimeplatform.Set) {
 	d.store = store.New(config)
 	d.Reconciler = reconcilerOf(d.Node, config, d.store)
 	d.config.Maker, d.config.Puller = applying{d}, unreachable()
+	if d.boot != nil {
+		d.config.Boot = d.boot
+	}
 	loaded, err := d.load(d.ctx)
 	noError(t, err)
+	d.unmarked.add(loaded.unmarked...)
 	noError(t, d.adopter.adoptAll(d.ctx, loaded.unaccounted, loaded.have))
 }
 

@@ -51,6 +51,8 @@ type Config struct {
 	Locks    Locks
 	// Replacer is for damaged snapshots that containers use. It may be nil: the key then stays damaged until they are removed.
 	Replacer Replacer
+	// Boot may be nil: no image is then compared at the start.
+	Boot Boot
 	// Runtimes returns the runtime handlers that are currently configured.
 	Runtimes func() *runtimeplatform.Set
 	// Pinned reports whether a pin means or retains a digest. It may be nil: no pin does.
@@ -165,6 +167,8 @@ type Reconciler struct {
 	unkeyed *unkeyed
 	repairs *repairs
 	orphans *orphans
+	// unmarked are compared with their layers before they are ready.
+	unmarked *unmarked
 	// unanswered are the snapshots about which their snapshotters have to be asked again.
 	unanswered *unanswered
 	// last is the result of the last list of images; nil before.
@@ -190,6 +194,7 @@ func New(c Config) *Reconciler {
 		unkeyed: &unkeyed{config: &c, ids: make(map[string]digest.Digest)},
 		orphans: &orphans{config: &c},
 	}
+	r.unmarked = &unmarked{config: &c, damaged: func(ctx context.Context, losses ...health.Loss) { r.repairs.add(ctx, losses...) }, compared: make(map[store.Snapshot]bool)}
 	r.unanswered = newUnanswered(c.Store.HasSnapshot, r.passAnswered)
 	r.adopter = &adopter{config: &c, repairs: r.repairs, unanswered: r.unanswered, awaitingUnpack: make(map[string][]snapshot)}
 	return r
@@ -241,7 +246,9 @@ func (r *Reconciler) Run(ctx context.Context, ready func()) (err error) {
 		return err
 	}
 	r.last.Store(&Listed{At: time.Now(), Took: time.Since(began), Lost: len(found.losses)})
+	r.unmarked.add(found.unmarked...)
 	ready()
+	r.repairs.owned.Go(func() { r.unmarked.run(ctx) })
 	r.repairs.owned.Go(func() {
 		if err := r.config.Store.ReleaseOrphans(ctx, found.have.Unpacked(), found.lost...); err != nil && ctx.Err() == nil {
 			log.G(ctx).WithError(err).Error("cannot release snapshots that no key needs")
