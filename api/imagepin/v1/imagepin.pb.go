@@ -4254,6 +4254,7 @@ type Finding struct {
 	Repaired      bool                   `protobuf:"varint,4,opt,name=repaired,proto3" json:"repaired,omitempty"`
 	Error         string                 `protobuf:"bytes,5,opt,name=error,proto3" json:"error,omitempty"`                              // why it could not be repaired
 	NotAdopted    bool                   `protobuf:"varint,6,opt,name=not_adopted,json=notAdopted,proto3" json:"not_adopted,omitempty"` // an image of another tool that imagepin does not use: not a difference, and not repaired
+	Unverified    bool                   `protobuf:"varint,7,opt,name=unverified,proto3" json:"unverified,omitempty"`                   // the files of the image could not be compared with its layers: not known to be a difference, and not repaired
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4326,6 +4327,13 @@ func (x *Finding) GetError() string {
 func (x *Finding) GetNotAdopted() bool {
 	if x != nil {
 		return x.NotAdopted
+	}
+	return false
+}
+
+func (x *Finding) GetUnverified() bool {
+	if x != nil {
+		return x.Unverified
 	}
 	return false
 }
@@ -6191,7 +6199,7 @@ const file_imagepin_v1_imagepin_proto_rawDesc = "" +
 	"\tsnapshots\x18\x05 \x01(\x03R\tsnapshots\x12'\n" +
 	"\x0fsnapshots_total\x18\x06 \x01(\x03R\x0esnapshotsTotal\x12\x1c\n" +
 	"\tprocessed\x18\a \x01(\x03R\tprocessed\x12\x1a\n" +
-	"\bfindings\x18\b \x01(\x03R\bfindings\"\xa8\x01\n" +
+	"\bfindings\x18\b \x01(\x03R\bfindings\"\xc8\x01\n" +
 	"\aFinding\x12\x18\n" +
 	"\asubject\x18\x01 \x01(\tR\asubject\x12\x18\n" +
 	"\aproblem\x18\x02 \x01(\tR\aproblem\x12\x16\n" +
@@ -6199,7 +6207,10 @@ const file_imagepin_v1_imagepin_proto_rawDesc = "" +
 	"\brepaired\x18\x04 \x01(\bR\brepaired\x12\x14\n" +
 	"\x05error\x18\x05 \x01(\tR\x05error\x12\x1f\n" +
 	"\vnot_adopted\x18\x06 \x01(\bR\n" +
-	"notAdopted\"\x94\x02\n" +
+	"notAdopted\x12\x1e\n" +
+	"\n" +
+	"unverified\x18\a \x01(\bR\n" +
+	"unverified\"\x94\x02\n" +
 	"\fApplyRequest\x12\x12\n" +
 	"\x04lock\x18\x01 \x01(\fR\x04lock\x12\x12\n" +
 	"\x04path\x18\x02 \x01(\tR\x04path\x12\x18\n" +

@@ -111,7 +111,8 @@ type ControlClient interface {
 	// Check compares the records with the state of the node.
 	Check(ctx context.Context, in *CheckRequest, opts ...grpc.CallOption) (*CheckResponse, error)
 	// DeepCheck is Check, and also reads all content that keys and pins need and compares it with its digests, and
-	// verifies that the directories of snapshots exist. It reports progress. The last message has the result.
+	// compares all files of snapshots with the layers of their images. It reports progress. The last message has the
+	// result.
 	DeepCheck(ctx context.Context, in *DeepCheckRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[DeepCheckResponse], error)
 	// Uninstall removes everything that imagepin has written from containerd's metadata. Stock containerd can use what
 	// remains. After that imagepin writes nothing, and the CRI is containerd's own, until containerd restarts.
@@ -521,7 +522,8 @@ type ControlServer interface {
 	// Check compares the records with the state of the node.
 	Check(context.Context, *CheckRequest) (*CheckResponse, error)
 	// DeepCheck is Check, and also reads all content that keys and pins need and compares it with its digests, and
-	// verifies that the directories of snapshots exist. It reports progress. The last message has the result.
+	// compares all files of snapshots with the layers of their images. It reports progress. The last message has the
+	// result.
 	DeepCheck(*DeepCheckRequest, grpc.ServerStreamingServer[DeepCheckResponse]) error
 	// Uninstall removes everything that imagepin has written from containerd's metadata. Stock containerd can use what
 	// remains. After that imagepin writes nothing, and the CRI is containerd's own, until containerd restarts.

@@ -39,6 +39,14 @@ func (s *containers) createContainer(ctx context.Context, r *runtime.CreateConta
 		return nil, err
 	}
 	s.sandboxes.updateMark(sandbox, r.GetSandboxConfig())
+	for _, spec := range imageSpecs(r) {
+		if s.WaitCompared == nil {
+			break
+		}
+		if err := s.WaitCompared(ctx, normalized(spec.GetImage())); err != nil {
+			return nil, err
+		}
+	}
 	rt, err := s.lookup(sandbox.handler)
 	if err != nil {
 		return nil, err

@@ -53,9 +53,13 @@ func (n *Node) Serve(upstream cri.Upstream) (*Service, error) {
 	s := &Service{node: n, created: time.Now()}
 	s.ready.Store(new(make(chan struct{})))
 	s.ending, s.end = context.WithCancel(context.Background())
+	checker := health.New(health.Config{
+		Images: n.store, Content: n.containerd.Content, Leases: n.containerd.Leases, Snapshotter: n.containerd.Snapshots, Runtimes: n.runtimes,
+	})
+	wait := func(ctx context.Context, name string) error { return s.reconciler.WaitCompared(ctx, name) }
 	maker := pull.New(pull.Config{
 		Content: n.containerd.Content, Leases: n.containerd.Leases, Images: n.store, Pins: n.decider, Proofs: n.proofs,
-		Sessions: registry{n}, Retained: n.retainer, Garbage: n, Locks: &n.locks, Runtimes: n.runtimes,
+		Sessions: registry{n}, Retained: n.retainer, Garbage: n, Locks: &n.locks, Runtimes: n.runtimes, Snapshots: checker, WaitCompared: wait,
 		Upstream: cri.Visibility{Images: runtime.NewImageServiceClient(upstream), Remind: n.remind},
 		Settings: func() *pull.Settings { return n.active.Load().pull },
 		Clean:    func(ctx context.Context) error { return s.reconciler.AwaitClean(ctx) },
@@ -65,16 +69,13 @@ func (n *Node) Serve(upstream cri.Upstream) (*Service, error) {
 		Upstream: upstream, Namespace: Namespace, Store: n.store, Records: n.containerd.Records, Puller: s.puller, Images: maker, Locks: &n.locks,
 		Decider: n.decider, Pins: n.pins, Content: n.containerd.Content, Holder: n.containerd.Holder, Released: n.CollectAsync, Runtimes: n.runtimes,
 		Snapshotter: n.containerd.Snapshots, Settings: func() *cri.Settings { return n.active.Load().cri },
-		Ready: s.Ready,
+		Ready: s.Ready, WaitCompared: wait,
 	})
 	n.inUse = s.cri.PinsInUse
 	s.reconciler = reconcile.New(reconcile.Config{
-		Store: n.store, Records: n.containerd.Records, Checker: health.New(health.Config{
-			Images: n.store, Content: n.containerd.Content, Leases: n.containerd.Leases,
-			Snapshotter: n.containerd.Snapshots, Runtimes: n.runtimes,
-		}), Maker: maker, Puller: s.puller, Retained: n.retainer, Content: n.containerd.Content,
+		Store: n.store, Records: n.containerd.Records, Checker: checker, Maker: maker, Puller: s.puller, Retained: n.retainer, Content: n.containerd.Content,
 		Leases: n.containerd.Leases, Events: n.containerd.Events, Locks: &n.locks, Runtimes: n.runtimes, Namespace: Namespace,
-		Pinned: n.pinned, Boots: n.boots, Collect: n.Collect,
+		Pinned: n.pinned, Boots: n.collected, Collect: n.Collect, Boot: n.boot(),
 	})
 	s.applier = apply.New(apply.Config{
 		State: n.applied, Images: n.store, Puller: s.puller, Remover: s.cri, Content: n.containerd.Content, Leases: n.containerd.Leases,

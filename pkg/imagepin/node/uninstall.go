@@ -2,6 +2,7 @@ package node
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"slices"
@@ -17,6 +18,7 @@ import (
 
 	api "github.com/imagepin/imagepin/api/imagepin/v1"
 	"github.com/imagepin/imagepin/pkg/imagepin"
+	"github.com/imagepin/imagepin/pkg/imagepin/health"
 	"github.com/imagepin/imagepin/pkg/imagepin/pin"
 )
 
@@ -30,7 +32,7 @@ func (n *Node) uninstall(ctx context.Context, dry bool, stopWriters func(context
 		log.G(ctx).Warn("uninstalling imagepin: all calls are forwarded to containerd's own CRI, and imagepin writes nothing until containerd restarts")
 	}
 	resp := &api.UninstallResponse{}
-	for _, step := range []func(context.Context, bool, *api.UninstallResponse) error{n.dropLabels, n.dropPins, n.dropLeases} {
+	for _, step := range []func(context.Context, bool, *api.UninstallResponse) error{n.dropLabels, n.dropSnapshotLabels, n.dropPins, n.dropLeases} {
 		if err := step(ctx, dry, resp); err != nil {
 			return nil, fmt.Errorf("uninstall (call it again to continue): %w", err)
 		}
@@ -41,7 +43,7 @@ func (n *Node) uninstall(ctx context.Context, dry bool, stopWriters func(context
 	if err := os.Remove(n.nodeKey); err != nil && !os.IsNotExist(err) {
 		return nil, fmt.Errorf("remove the node's key: %w", err)
 	}
-	if err := n.boots.Remove(); err != nil {
+	if err := errors.Join(n.collected.Remove(), n.compared.Remove()); err != nil {
 		return nil, err
 	}
 	log.G(ctx).WithField("labels", resp.Labels).WithField("leases", resp.Leases).WithField("pins", resp.Pins).Info("imagepin is uninstalled")
@@ -83,6 +85,17 @@ func (n *Node) dropLabels(ctx context.Context, dry bool, resp *api.UninstallResp
 		}
 		if _, err := n.containerd.Records.Update(ctx, without, fields...); err != nil && !errdefs.IsNotFound(err) {
 			return fmt.Errorf("remove labels from image record %s: %w", img.Name, err)
+		}
+	}
+	return nil
+}
+
+// dropSnapshotLabels removes imagepin's labels from the snapshots of all runtime handlers.
+func (n *Node) dropSnapshotLabels(ctx context.Context, dry bool, resp *api.UninstallResponse) error {
+	for _, name := range n.runtimes().Snapshotters() {
+		labels, err := health.RemoveLabels(ctx, n.containerd.Snapshots(name), dry)
+		if resp.Labels += int64(labels); err != nil {
+			return fmt.Errorf("snapshotter %s: %w", name, err)
 		}
 	}
 	return nil

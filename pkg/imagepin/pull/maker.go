@@ -36,6 +36,11 @@ type Config struct {
 	Upstream Upstream
 	Garbage  Garbage
 	Locks    *Locks
+	// Snapshots may be nil.
+	Snapshots Snapshots
+	// WaitCompared waits until the images of a repository that the node may have lost files of are compared with their layers. It may
+	// be nil.
+	WaitCompared func(ctx context.Context, ref string) error
 	// Settings returns the current settings. It is called for each pull.
 	Settings func() *Settings
 	// Runtimes returns the runtime handlers of the node.
@@ -50,6 +55,12 @@ type Images interface {
 	Records
 	// BeginReplace records that a blob is about to be deleted and written again. Call done when it is written.
 	BeginReplace(d digest.Digest) (done func(context.Context) error)
+}
+
+// Snapshots knows which snapshots are damaged. [health.Checker] implements it.
+type Snapshots interface {
+	// SnapshotDamage describes the damage of the files of an entry's snapshots. It returns "" if none is known.
+	SnapshotDamage(ctx context.Context, e imagepin.Entry) (why string, _ error)
 }
 
 // Index finds the images that are ready.
@@ -187,6 +198,11 @@ func (m *Maker) Make(ctx context.Context, j Job) (entry imagepin.Entry, outcome 
 
 // tryMake makes the image of a job ready. It starts again if the node changed meanwhile.
 func (m *Maker) tryMake(ctx context.Context, j Job) (entry imagepin.Entry, outcome Outcome, err error) {
+	if m.config.WaitCompared != nil && j.Lost == nil {
+		if err := m.config.WaitCompared(ctx, j.Ref.String()); err != nil {
+			return entry, "", err
+		}
+	}
 	for range maxTries {
 		entry, outcome, err = m.makeOnce(ctx, j)
 		var moved *decide.MovedError
@@ -325,6 +341,9 @@ func (m *Maker) fetchAndRecord(ctx context.Context, j Job, use *use) (entry imag
 		return entry, false, "", err
 	}
 	failpoint.Reach("pull.made")
+	if err := m.checkSnapshot(ctx, made); err != nil {
+		return entry, false, "", err
+	}
 	entry, wrote, err = m.record(ctx, j, made)
 	if outcome = Unpacked; img.source.opened.Load() {
 		outcome = Fetched

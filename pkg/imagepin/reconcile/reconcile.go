@@ -51,6 +51,10 @@ type Config struct {
 	Collect func(context.Context) error
 	Events  Subscriber
 	Locks   Locks
+	// Replacer is for damaged snapshots that containers use. It may be nil: the key then stays damaged until they are removed.
+	Replacer Replacer
+	// Boot may be nil: no image is then compared at the start.
+	Boot Boot
 	// Runtimes returns the runtime handlers that are currently configured.
 	Runtimes func() *runtimeplatform.Set
 	// Pinned reports whether a pin means or retains a digest. It may be nil: no pin does.
@@ -122,6 +126,12 @@ type Repairs interface {
 	ReleaseOrphans(ctx context.Context, all []store.Unpacked, lost ...imagepin.Entry) error
 }
 
+// Replacer replaces the snapshots of an image that containers use, by ones that are unpacked again, under the same names.
+type Replacer interface {
+	// Replace fails with ErrFailedPrecondition if a running container uses one of them.
+	Replace(ctx context.Context, e imagepin.Entry) error
+}
+
 // Maker makes images ready from local content. [pull.Maker] implements it.
 type Maker interface {
 	// WithLease runs fn with a lease that holds the content and snapshots of entries. If any of these is gone, it does
@@ -161,6 +171,8 @@ type Reconciler struct {
 	repairs   *repairs
 	orphans   *orphans
 	leftovers *leftovers
+	// unmarked are compared with their layers before they are ready.
+	unmarked *unmarked
 	// unanswered are the snapshots about which their snapshotters have to be asked again.
 	unanswered *unanswered
 	// last is the result of the last list of images; nil before.
@@ -186,6 +198,7 @@ func New(c Config) *Reconciler {
 		unkeyed: &unkeyed{config: &c, ids: make(map[string]digest.Digest)},
 		orphans: &orphans{config: &c}, leftovers: newLeftovers(&c),
 	}
+	r.unmarked = &unmarked{config: &c, damaged: func(ctx context.Context, losses ...health.Loss) { r.repairs.add(ctx, losses...) }, compared: make(map[store.Snapshot]bool)}
 	r.unanswered = newUnanswered(c.Store.HasSnapshot, r.passAnswered)
 	r.adopter = &adopter{config: &c, repairs: r.repairs, unanswered: r.unanswered, awaitingUnpack: make(map[string][]snapshot)}
 	return r
@@ -234,7 +247,9 @@ func (r *Reconciler) Run(ctx context.Context, ready func()) (err error) {
 		return err
 	}
 	r.last.Store(&Listed{At: time.Now(), Took: time.Since(began), Lost: len(found.losses)})
+	r.unmarked.add(found.unmarked...)
 	ready()
+	r.repairs.owned.Go(func() { r.unmarked.run(ctx) })
 	r.repairs.owned.Go(func() {
 		if err := r.config.Store.ReleaseOrphans(ctx, found.have.Unpacked(), found.lost...); err != nil && ctx.Err() == nil {
 			log.G(ctx).WithError(err).Error("cannot release snapshots that no key needs")

@@ -364,6 +364,7 @@ func recorded() *control {
 			{Subject: appRef + " for linux/amd64 on overlayfs", Problem: "its snapshot is gone", Repair: "unpack it again"},
 			{Subject: "pin of scope node of " + appRef, Problem: "its label is damaged", Error: "there is no digest in it\nset it again"},
 			{Subject: "busybox", Problem: "it is not adopted: its name is not a normalized reference", Repair: "ignore it", NotAdopted: true},
+			{Subject: appRef + " for linux/arm64 on overlayfs", Problem: "its files could not be compared: layer " + digestOld + " is not on the node", Repair: "ignore it", Unverified: true},
 		}},
 		deep:      deepProgress(),
 		usage:     diskUsage(),
