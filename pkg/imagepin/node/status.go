@@ -50,6 +50,12 @@ func (s *Service) status(ctx context.Context) *api.StatusResponse {
 	}
 	st.Targets, st.Images = n.targetStatus(inNamespace(ctx), now.runtimes)
 	st.Problems = append(problems(st), clusterProblem(ctx, now.cluster.client)...)
+	if n := len(s.reconciler.Unverified()); n > 0 {
+		st.Problems = append(st.Problems, &api.Problem{
+			Message: fmt.Sprintf("unverified keys: %d", n),
+			Hint:    "After the last boot, their files could not be compared with their layers. Pods can use them. To see the reasons, run: imagepin check --deep",
+		})
+	}
 	for namespace, used := range n.pins.Namespaces() {
 		if limit := now.Settings.MaxPinsPerNamespace; limit > 0 && used*100 >= limit*nearCap {
 			st.Problems = append(st.Problems, &api.Problem{

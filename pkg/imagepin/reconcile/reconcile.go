@@ -198,7 +198,7 @@ func New(c Config) *Reconciler {
 		unkeyed: &unkeyed{config: &c, ids: make(map[string]digest.Digest)},
 		orphans: &orphans{config: &c}, leftovers: newLeftovers(&c),
 	}
-	r.unmarked = &unmarked{config: &c, damaged: func(ctx context.Context, losses ...health.Loss) { r.repairs.add(ctx, losses...) }, compared: make(map[store.Snapshot]bool)}
+	r.unmarked = &unmarked{config: &c, damaged: func(ctx context.Context, losses ...health.Loss) { r.repairs.add(ctx, losses...) }, compared: make(map[store.Snapshot]bool), unverified: make(map[imagepin.Key]string)}
 	r.unanswered = newUnanswered(c.Store.HasSnapshot, r.passAnswered)
 	r.adopter = &adopter{config: &c, repairs: r.repairs, unanswered: r.unanswered, awaitingUnpack: make(map[string][]snapshot)}
 	return r

@@ -45,6 +45,8 @@ type unmarked struct {
 	pending []*comparison
 	// compared are the snapshots that were compared.
 	compared map[store.Snapshot]bool
+	// unverified are the keys that could not be compared, and why.
+	unverified map[imagepin.Key]string
 }
 
 // comparison is the comparison of the images of one snapshot.
@@ -203,6 +205,12 @@ func (u *unmarked) compare(ctx context.Context, c *comparison) (done bool) {
 		if err := u.record(ctx, e); err != nil {
 			entry.WithError(err).Warnf("cannot record key %s, verifying it again", e.Key)
 			done = u.verify(ctx, health.Loss{Reason: unmarkedReason, Unverified: true}, e) && done
+			continue
+		}
+		if found.State == layerfiles.Unverified {
+			u.mu.Lock()
+			u.unverified[e.Key] = found.Why
+			u.mu.Unlock()
 		}
 	}
 	return done && ctx.Err() == nil
@@ -242,6 +250,19 @@ func repositoryOf(ref string) string {
 		return ""
 	}
 	return reference.TrimNamed(named).String()
+}
+
+// Unverified returns the keys in the index whose files could not be compared after the boot, and why.
+func (r *Reconciler) Unverified() map[imagepin.Key]string {
+	r.unmarked.mu.Lock()
+	defer r.unmarked.mu.Unlock()
+	all := make(map[imagepin.Key]string)
+	for k, why := range r.unmarked.unverified {
+		if e, ok := r.config.Store.Get(k); ok && e.Durable == "" {
+			all[k] = why
+		}
+	}
+	return all
 }
 
 // WaitCompared waits until an image is compared that is not known to be durable, and moves it to the front. name is a normalized

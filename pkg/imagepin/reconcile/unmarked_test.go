@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -108,6 +109,9 @@ func TestUnmarkedUnverified(t *testing.T) {
 	d.unmarked.run(d.ctx)
 	if got := d.offered(); len(got) != 2 || !b.compared || len(*queued) > 0 || !slices.Equal(b.synced, []string{tagB}) {
 		t.Errorf("%q are offered, all compared: %t, queued %+v, synced %q", got, b.compared, *queued, b.synced)
+	}
+	if all := d.Unverified(); len(all) != 1 || !strings.HasSuffix(all[d.store.ByRef(tagA)[0].Key], "is not on the node") {
+		t.Errorf("got unverified %q, want %s", all, tagA)
 	}
 	for _, img := range d.store.Images() {
 		if mark := img.Entries[0].Durable; mark != "" {
