@@ -113,8 +113,10 @@ func (d *filesNode) start(t *testing.T, runtimes *runtimeplatform.Set) {
 	}
 	loaded, err := d.load(d.ctx)
 	noError(t, err)
-	d.unmarked.add(loaded.unmarked...)
 	noError(t, d.adopter.adoptAll(d.ctx, loaded.unaccounted, loaded.have))
+	hidden, err := d.unmarked.hide(d.ctx)
+	noError(t, err)
+	d.unmarked.add(slices.Concat(loaded.unmarked, hidden)...)
 }
 
 // applying is a maker that unpacks with containerd.

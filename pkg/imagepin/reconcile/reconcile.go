@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime/debug"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -88,6 +89,7 @@ type Store interface {
 // Index reads the recorded and the actual state.
 type Index interface {
 	Get(k imagepin.Key) (imagepin.Entry, bool)
+	Images() []store.Image
 	// See returns the entry of a key for RemoveSeen.
 	See(k imagepin.Key) (e imagepin.Entry, seen store.Seen, ok bool)
 	// Accounted reports whether a record belongs to keys in the index.
@@ -247,7 +249,11 @@ func (r *Reconciler) Run(ctx context.Context, ready func()) (err error) {
 		return err
 	}
 	r.last.Store(&Listed{At: time.Now(), Took: time.Since(began), Lost: len(found.losses)})
-	r.unmarked.add(found.unmarked...)
+	hidden, err := r.unmarked.hide(ctx)
+	if err != nil {
+		return err
+	}
+	r.unmarked.add(slices.Concat(found.unmarked, hidden)...)
 	ready()
 	r.repairs.owned.Go(func() { r.unmarked.run(ctx) })
 	r.repairs.owned.Go(func() {

@@ -74,6 +74,34 @@ func (u *unmarked) wanted() (func(imagepin.Entry) bool, error) {
 	}, nil
 }
 
+// hide removes the keys from the index that have to be compared before they are ready, and returns them. They were adopted: load
+// leaves out the others.
+func (u *unmarked) hide(ctx context.Context) (hidden []imagepin.Entry, _ error) {
+	wanted, err := u.wanted()
+	if err != nil {
+		return nil, err
+	}
+	for _, img := range u.config.Store.Images() {
+		for _, e := range img.Entries {
+			if !wanted(e) {
+				continue
+			}
+			now, seen, ok := u.config.Store.See(e.Key)
+			if !ok {
+				continue
+			}
+			evicted, err := u.config.Store.EvictSeen(ctx, seen, unmarkedReason)
+			if err != nil {
+				return nil, err
+			}
+			if evicted {
+				hidden = append(hidden, now)
+			}
+		}
+	}
+	return hidden, nil
+}
+
 func snapshotOfEntry(e imagepin.Entry) store.Snapshot {
 	return store.Snapshot{Snapshotter: e.Target.Snapshotter, ChainID: e.ChainID}
 }

@@ -99,6 +99,35 @@ func TestUnmarkedAfterBoot(t *testing.T) {
 	}
 }
 
+// TestUnmarkedAdopted checks that the images of other tools that are adopted after a boot are compared too, before they are offered.
+func TestUnmarkedAdopted(t *testing.T) {
+	d := newFilesNode(t, "overlayfs")
+	all, err := d.Images.List(d.ctx)
+	noError(t, err)
+	for _, img := range all { // as it was before imagepin was installed
+		if img.Name != tagA && img.Name != tagB {
+			noError(t, d.Images.Delete(d.ctx, img.Name))
+			continue
+		}
+		img.Labels = nil
+		_, err := d.Images.Update(d.ctx, img, "labels")
+		noError(t, err)
+	}
+	noError(t, os.Truncate(filepath.Join(d.directory(t, d.images[0].ChainID), "etc/a"), 0))
+	b := &fakeBoot{id: "second", began: time.Now().Add(time.Hour)}
+	queued := d.reboot(t, b)
+	if got := d.offered(); len(got) > 0 {
+		t.Errorf("before: %q are offered", got)
+	}
+	d.unmarked.run(d.ctx)
+	if got := d.offered(); !slices.Equal(got, []string{tagB}) || d.store.ByRef(tagB)[0].Durable != "second" {
+		t.Errorf("after: %q are offered", got)
+	}
+	if len(*queued) != 1 || (*queued)[0].Entry.Ref != tagA || !(*queued)[0].DamagedFiles {
+		t.Errorf("queued %+v, want the repair of %s", *queued, tagA)
+	}
+}
+
 // TestUnmarkedUnverified checks that an image whose layers are not on the node is offered without a mark, and so is one that cannot be
 // made durable.
 func TestUnmarkedUnverified(t *testing.T) {
