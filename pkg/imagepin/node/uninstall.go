@@ -32,7 +32,8 @@ func (n *Node) uninstall(ctx context.Context, dry bool, stopWriters func(context
 		log.G(ctx).Warn("uninstalling imagepin: all calls are forwarded to containerd's own CRI, and imagepin writes nothing until containerd restarts")
 	}
 	resp := &api.UninstallResponse{}
-	for _, step := range []func(context.Context, bool, *api.UninstallResponse) error{n.dropLabels, n.dropSnapshotLabels, n.dropPins, n.dropLeases} {
+	// The lock first: if this is interrupted, the node must not have a lock without its images.
+	for _, step := range []func(context.Context, bool, *api.UninstallResponse) error{n.dropPins, n.dropLabels, n.dropSnapshotLabels, n.dropLeases} {
 		if err := step(ctx, dry, resp); err != nil {
 			return nil, fmt.Errorf("uninstall (call it again to continue): %w", err)
 		}
