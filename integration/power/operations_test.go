@@ -85,7 +85,7 @@ func (f *fleet) rollback() operation {
 		p.locks = []string{f.locks[1]}
 	}
 	do := func(w *working) error { return w.command("rollback") }
-	return operation{name: "rollback", begin: begin, steps: []step{switchLock(do, f.locks[0])}, during: 1, after: 1}
+	return operation{name: "rollback", begin: begin, steps: []step{switchLock(do, f.locks[0])}, during: 2, after: 1}
 }
 
 func switchLock(do func(w *working) error, to string) step {
@@ -110,7 +110,7 @@ func (f *fleet) pin() operation {
 			done: func(p *promise) { p.pins[ref] = []string{d} },
 		}
 	}
-	return operation{name: "pin set", steps: []step{of(f.pinned, f.versions[f.pinned][1]), of(f.kept, f.versions[f.kept][0])}, during: 1, after: 1}
+	return operation{name: "pin set", steps: []step{of(f.pinned, f.versions[f.pinned][1]), of(f.kept, f.versions[f.kept][0])}, during: 2, after: 1}
 }
 
 // repair unpacks an image again whose snapshot another tool has removed.
@@ -122,7 +122,7 @@ func (f *fleet) repair() operation {
 		m.must(service.Remove(testkit.NSContext(m.Ctx), all[len(all)-1].Name))
 		delete(p.images, key)
 	}
-	return operation{name: "check --repair", begin: begin, during: 2, after: 1, steps: []step{{
+	return operation{name: "check --repair", begin: begin, after: 1, steps: []step{{
 		do:   func(w *working) error { return w.command("check", "--deep", "--repair") },
 		done: func(p *promise) { p.images[key] = f.current[f.kept] },
 	}}}
