@@ -20,7 +20,7 @@ func (f *fleet) operations() []operation {
 
 func (f *fleet) pull() operation {
 	steps := []step{f.pullOf(f.large, ""), f.pullOf(f.other, testkit.Second), f.pullOf(f.other, "")}
-	return operation{name: "pull", steps: steps, pulls: []pulled{{f.large, ""}}, during: 3, after: 2}
+	return operation{name: "pull", steps: steps, pulls: []pulled{{f.large, ""}}, during: 2, after: 2}
 }
 
 func (f *fleet) pullOf(ref, handler string) step {
@@ -30,28 +30,46 @@ func (f *fleet) pullOf(ref, handler string) step {
 	}
 }
 
-// download pulls an image. Power is cut when the node has a half of its layer.
+// download pulls two images from a registry that stops in the middle of a layer. Power is cut when the node has unpacked all other
+// layers of the first one, which nothing has synced, and when it has a half of the layer of the second one.
 func (f *fleet) download() operation {
-	layer := f.current[f.single].Blobs[0]
 	const half = 2 << 20 // bytes
-	s := f.pullOf(f.single, "")
+	large, single := f.current[f.large], f.current[f.single]
+	last := len(large.Snapshots) - 1
+	unpacked := func(ctx context.Context, w *working) (bool, error) {
+		_, err := w.Client().SnapshotService("overlayfs").Stat(testkit.NSContext(ctx), large.Snapshots[last-1].Name)
+		return err == nil, nil // any error is that there is none yet
+	}
+	arrived := func(ctx context.Context, w *working) (bool, error) {
+		statuses, err := w.Client().ContentStore().ListStatuses(testkit.NSContext(ctx))
+		return slices.ContainsFunc(statuses, func(s content.Status) bool {
+			return strings.Contains(s.Ref, single.Blobs[0]) && s.Offset >= half/2
+		}), err
+	}
+	steps := []step{
+		f.stopping(f.pullOf(f.large, ""), large.Blobs[last], 1, "with all layers but one", unpacked),
+		f.stopping(f.pullOf(f.single, ""), single.Blobs[0], half, "in the middle of a layer", arrived),
+	}
+	return operation{name: "download", steps: steps, pulls: []pulled{{f.large, ""}, {f.single, ""}}}
+}
+
+// stopping returns a step whose registry stops after some bytes of a layer. Power is cut when a condition holds. Then the registry
+// goes on.
+func (f *fleet) stopping(s step, layer string, after int64, when string, condition func(context.Context, *working) (bool, error)) step {
 	pull := s.do
 	s.do = func(w *working) error {
 		goOn := make(chan struct{})
 		ofLayer := func(q registry.Request) bool { return q.Reference == layer }
-		f.reg.SetFault(registry.FaultIf(registry.Fault{Hang: goOn, After: half}, registry.Is(http.MethodGet, registry.Blob), ofLayer))
+		f.reg.SetFault(registry.FaultIf(registry.Fault{Hang: goOn, After: after}, registry.Is(http.MethodGet, registry.Blob), ofLayer))
 		defer f.reg.SetFault(nil)
 		result := make(chan error, 1)
 		go func() { result <- pull(w) }()
-		testkit.Eventually(w.T, "the node has a half of the layer", func(ctx context.Context) (bool, error) {
-			statuses, err := w.Client().ContentStore().ListStatuses(testkit.NSContext(ctx))
-			return slices.ContainsFunc(statuses, func(s content.Status) bool { return strings.Contains(s.Ref, layer) && s.Offset >= half/2 }), err
-		})
-		w.cutNow("in the middle of a layer")
+		testkit.Eventually(w.T, "the node is "+when, func(ctx context.Context) (bool, error) { return condition(ctx, w) })
+		w.cutNow(when)
 		close(goOn)
 		return <-result
 	}
-	return operation{name: "download", steps: []step{s}, pulls: []pulled{{f.single, ""}}}
+	return s
 }
 
 // apply applies the bundle of the second lock over the first one.
@@ -67,7 +85,7 @@ func (f *fleet) rollback() operation {
 		p.locks = []string{f.locks[1]}
 	}
 	do := func(w *working) error { return w.command("rollback") }
-	return operation{name: "rollback", begin: begin, steps: []step{switchLock(do, f.locks[0])}, during: 1, after: 1}
+	return operation{name: "rollback", begin: begin, steps: []step{switchLock(do, f.locks[0])}, during: 2, after: 1}
 }
 
 func switchLock(do func(w *working) error, to string) step {
@@ -92,7 +110,7 @@ func (f *fleet) pin() operation {
 			done: func(p *promise) { p.pins[ref] = []string{d} },
 		}
 	}
-	return operation{name: "pin set", steps: []step{of(f.pinned, f.versions[f.pinned][1]), of(f.kept, f.versions[f.kept][0])}, during: 1, after: 1}
+	return operation{name: "pin set", steps: []step{of(f.pinned, f.versions[f.pinned][1]), of(f.kept, f.versions[f.kept][0])}, during: 2, after: 1}
 }
 
 // repair unpacks an image again whose snapshot another tool has removed.
@@ -104,7 +122,7 @@ func (f *fleet) repair() operation {
 		m.must(service.Remove(testkit.NSContext(m.Ctx), all[len(all)-1].Name))
 		delete(p.images, key)
 	}
-	return operation{name: "check --repair", begin: begin, during: 2, after: 1, steps: []step{{
+	return operation{name: "check --repair", begin: begin, after: 1, steps: []step{{
 		do:   func(w *working) error { return w.command("check", "--deep", "--repair") },
 		done: func(p *promise) { p.images[key] = f.current[f.kept] },
 	}}}

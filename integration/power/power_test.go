@@ -46,8 +46,8 @@ func TestPower(t *testing.T) {
 						}
 					}
 				}
+				t.Logf("%d cuts; violations: %v", done, violations)
 			}
-			t.Logf("%d cuts; violations: %v", done, violations)
 		})
 	}
 }

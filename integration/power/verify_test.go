@@ -245,6 +245,11 @@ func (v *verification) differences(s image.Snapshot, snapshotter string) (found 
 	defer release(ctx)
 	service := v.Client().SnapshotService(snapshotter)
 	mounts, err := service.View(ctx, key, s.Name)
+	if err != nil && strings.Contains(err.Error(), "file exists") {
+		// containerd's snapshotters rename the directory of a snapshot before they commit its record. After a cut in between,
+		// the next snapshot has the same number, fails, and removes the directory.
+		mounts, err = service.View(ctx, key, s.Name)
+	}
 	if err != nil {
 		return nil, err
 	}
