@@ -5,11 +5,15 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
+	"syscall"
 	"time"
 
 	"github.com/containerd/errdefs"
 	"github.com/containerd/log"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+
+	"github.com/imagepin/imagepin/pkg/imagepin/internal/errno"
 )
 
 const (
@@ -19,6 +23,8 @@ const (
 	minWait = time.Second
 	// maxWait is the maximum time to wait. A server that wants more has failed.
 	maxWait = time.Minute
+	// maxAway is how often a request is repeated because the network has no way to a host, in a row.
+	maxAway = 5
 )
 
 // blobOpener opens the bodies of a blob.
@@ -31,6 +37,8 @@ type blobOpener interface {
 	// comesFrom notes the registry host that the blob is from, and isMixed that its beginning is from elsewhere.
 	comesFrom(desc ocispec.Descriptor, host int)
 	isMixed(desc ocispec.Descriptor)
+	// waiting begins a time that is spent waiting for the network, without progress. ended ends it.
+	waiting() (ended func())
 }
 
 // opening says how a blob is opened.
@@ -42,7 +50,9 @@ type opening struct {
 	unlimited bool
 }
 
-// mainBody is the body of a blob over one connection. It resumes an interrupted download as containerd does, with a range.
+// mainBody is the body of a blob over one connection. It resumes an interrupted download with a range: as containerd does
+// after a connection that is closed, and also after one that is reset or times out, as long as each connection brings more of
+// the blob. While the network has no way to the host, it waits and tries again.
 // If that fails, it continues in a way that does not depend on what failed: at the next registry host if there is one, and
 // otherwise with a request for the whole blob, of which it discards what it has already returned.
 type mainBody struct {
@@ -62,6 +72,8 @@ type mainBody struct {
 	unlimited bool
 	tried     int64 // offset from which the whole blob was requested last, or -1
 	busy      int   // requests that were answered with 429 or 503, in a row
+	resumed   int64 // offset after the last connection that was lost
+	away      int   // requests for which the network had no way to a host, in a row
 }
 
 func newMainBody(ctx context.Context, desc ocispec.Descriptor, blobs blobOpener) *mainBody {
@@ -108,7 +120,7 @@ func (m *mainBody) read(p []byte) (int, error) {
 
 // begun notes where the bytes are from that a new request returns.
 func (m *mainBody) begun() {
-	m.busy = 0
+	m.busy, m.away = 0, 0
 	if m.offset > 0 {
 		m.blobs.isMixed(m.desc)
 	}
@@ -140,6 +152,10 @@ func (m *mainBody) recover(err error) (again bool, _ error) {
 	last, _ := m.at.last()
 	busy := m.fallback && !ok && last.busy()
 	switch {
+	case ok && isLost(err) && m.offset > m.resumed: // progress since the last time
+		m.whole, m.resumed = false, m.offset
+		m.log(err).WithField("offset", m.offset).Info("the connection for a blob was lost, fetching its rest")
+	case !ok && m.offset > 0 && isAway(err) && m.away < maxAway && m.waitForNetwork():
 	case ok && m.blobs.skip(m.desc, served.host):
 		m.whole = false
 		m.log(err).WithField("server", served.origin).Info("fetching the rest of a blob from the next host")
@@ -173,6 +189,28 @@ func (m *mainBody) log(reason error) *log.Entry {
 // interrupted reports whether an error is that of a connection, and not of the content: it is shorter or longer then.
 func interrupted(err error) bool { return err != io.EOF && !errdefs.IsFailedPrecondition(err) }
 
+// isLost reports whether an error is that of a connection which was reset or has timed out.
+func isLost(err error) bool { return err == io.ErrUnexpectedEOF || errno.Network(err) }
+
+// isAway reports whether a request failed because the network has no way to its host. A host that refuses the connection
+// answers: nothing serves the blob there.
+func isAway(err error) bool {
+	var network *net.OpError
+	var timeout net.Error
+	return errors.As(err, &network) && network.Op == "dial" && !errors.Is(err, syscall.ECONNREFUSED) ||
+		errors.As(err, &timeout) && timeout.Timeout()
+}
+
+// waitForNetwork waits longer each time before the next request. It reports whether to try again.
+func (m *mainBody) waitForNetwork() bool {
+	ended := m.blobs.waiting()
+	defer ended()
+	wait := minWait << m.away
+	m.away++
+	log.G(m.ctx).WithField("wait", wait).Info("waiting for the network before the next request for a blob")
+	return m.pause(wait)
+}
+
 // short returns the error of a body that ended too early.
 func short(err error) error {
 	if err == io.EOF {
@@ -190,7 +228,12 @@ func (m *mainBody) wait(want time.Duration) bool {
 		return false
 	}
 	log.G(m.ctx).WithField("wait", want).Info("waiting before the next request for a blob, as its server is busy")
-	timer := time.NewTimer(want)
+	return m.pause(want)
+}
+
+// pause waits. It reports whether the body is still needed.
+func (m *mainBody) pause(d time.Duration) bool {
+	timer := time.NewTimer(d)
 	defer timer.Stop()
 	select {
 	case <-timer.C:

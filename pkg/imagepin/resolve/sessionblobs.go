@@ -131,6 +131,11 @@ func (b sessionBlobs) isMixed(desc ocispec.Descriptor) {
 	b.session.blobs.with(desc.Digest, func(s *blobState) { s.mixed = true })
 }
 
+func (b sessionBlobs) waiting() (ended func()) {
+	b.session.traffic.active.Add(1) // so that the limit of a stalled pull applies
+	return func() { b.session.traffic.active.Add(-1) }
+}
+
 // Otherwise reports whether there is another way to fetch a blob whose content was wrong, and uses it from now on: without
 // ranges, from one host only, or from the next registry host.
 func (s *Session) Otherwise(d digest.Digest) (other bool) {
