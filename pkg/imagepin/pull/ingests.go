@@ -2,6 +2,10 @@ package pull
 
 import (
 	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
 	"strings"
 
 	"github.com/containerd/containerd/v2/core/content"
@@ -72,11 +76,113 @@ func (s ingests) begun(ctx context.Context, ref string) (host string) {
 		return all[0]
 	}
 	for _, host := range all {
-		if status, err := s.Store.Status(ctx, s.ref(host, ref)); err == nil && status.Offset > 0 {
+		if s.find(ctx, host, ref).offset > 0 {
 			return host
 		}
 	}
 	return all[0]
+}
+
+// write is a write of a blob, by its name.
+type write struct {
+	name   string
+	offset int64
+}
+
+// find returns the write of what a host has sent of a blob. It has one of two names: see [ingests.copied].
+func (s ingests) find(ctx context.Context, host, ref string) write {
+	found := write{name: s.ref(host, ref)}
+	for _, name := range []string{found.name, otherName(found.name)} {
+		if status, err := s.Store.Status(ctx, name); err == nil && status.Offset > found.offset {
+			found = write{name, status.Offset}
+		}
+	}
+	return found
+}
+
+// copySuffix distinguishes the two names of a write.
+const copySuffix = "+copy"
+
+// otherName returns the other name of a write.
+func otherName(name string) string {
+	if first, ok := strings.CutSuffix(name, copySuffix); ok {
+		return first
+	}
+	return name + copySuffix
+}
+
+const (
+	// maxReopened is the maximum size in bytes of a write that containerd opens again. It hashes what is written in a transaction of its
+	// metadata database, in which nothing else is written: a gigabyte takes seconds.
+	maxReopened = 16 << 20
+	// maxReopenedBlind is that size if the files of the content store cannot be read.
+	maxReopenedBlind = 1 << 30
+)
+
+// open opens the write of what a host sends of a blob, and continues it.
+func (s ingests) open(ctx context.Context, host string, o content.WriterOpts) (content.Writer, string, error) {
+	found := s.find(ctx, host, o.Ref)
+	if found.offset > maxReopened {
+		w, err := s.copied(ctx, found, o)
+		if !errors.Is(err, fs.ErrNotExist) {
+			return w, otherName(found.name), err
+		}
+		if found.offset > maxReopenedBlind {
+			log.G(ctx).WithField("digest", o.Desc.Digest).Warn("the beginning of a blob is too large to be continued, fetching all of it")
+			if err := s.Store.Abort(ctx, found.name); err != nil && !errdefs.IsNotFound(err) {
+				return nil, "", err
+			}
+		}
+	}
+	w, err := s.Store.Writer(ctx, content.WithRef(found.name), content.WithDescriptor(o.Desc))
+	return w, found.name, err
+}
+
+// copied continues a write under its other name: it copies what is written, which hashes it outside of any transaction, and then
+// deletes the first write. It fails with fs.ErrNotExist if the file of the write cannot be read.
+func (s ingests) copied(ctx context.Context, from write, o content.WriterOpts) (_ content.Writer, err error) {
+	opener, ok := s.Store.(blobs.Opener)
+	if !ok {
+		return nil, fs.ErrNotExist
+	}
+	file, err := opener.OpenWrite(ctx, from.name)
+	if err != nil {
+		return nil, fs.ErrNotExist
+	}
+	defer file.Close()
+	to := otherName(from.name)
+	if err := s.Store.Abort(ctx, to); err != nil && !errdefs.IsNotFound(err) { // of a copy that was interrupted
+		return nil, err
+	}
+	w, err := s.Store.Writer(ctx, content.WithRef(to), content.WithDescriptor(o.Desc))
+	if err != nil {
+		return nil, err
+	}
+	if _, err := io.CopyBuffer(struct{ io.Writer }{w}, untilDone{ctx, io.LimitReader(file, from.offset)}, make([]byte, 1<<20)); err != nil {
+		_ = w.Close()
+		if aerr := s.Store.Abort(context.WithoutCancel(ctx), to); aerr != nil {
+			log.G(ctx).WithError(aerr).WithField("digest", o.Desc.Digest).Warn("cannot delete the copy of what has arrived of a blob")
+		}
+		return nil, fmt.Errorf("copy what has arrived of %s: %w", o.Desc.Digest, err)
+	}
+	if err := s.Store.Abort(ctx, from.name); err != nil && !errdefs.IsNotFound(err) {
+		_ = w.Close()
+		return nil, err
+	}
+	return w, nil
+}
+
+// untilDone is a reader that fails when its context ends.
+type untilDone struct {
+	ctx context.Context
+	io.Reader
+}
+
+func (r untilDone) Read(p []byte) (int, error) {
+	if err := r.ctx.Err(); err != nil {
+		return 0, err
+	}
+	return r.Reader.Read(p)
 }
 
 // Writer implements content.Ingester.
@@ -87,27 +193,24 @@ func (s ingests) Writer(ctx context.Context, opts ...content.WriterOpt) (content
 			return nil, err
 		}
 	}
-	host := ""
-	if here, err := blobs.Exists(ctx, s.Store, o.Desc.Digest); err != nil {
+	if o.Desc.Digest.Validate() != nil {
+		s.origin = nil // the fetch fails
+	} else if here, err := blobs.Exists(ctx, s.Store, o.Desc.Digest); err != nil {
 		return nil, err
-	} else if !here { // otherwise the writer only adds the blob to the lease
-		host = s.begun(ctx, o.Ref)
+	} else if here {
+		s.origin = nil // the writer only adds the blob to the lease
 	}
-	w, err := s.Store.Writer(ctx, s.named(host, o)...)
-	if err != nil {
+	w := &ingest{ctx: ctx, store: s, opts: o, host: s.begun(ctx, o.Ref)}
+	var err error
+	if w.Writer, w.name, err = s.open(ctx, w.host, o); err != nil {
 		return nil, err
 	}
-	return &ingest{Writer: w, ctx: ctx, store: s, opts: o, host: host}, nil
-}
-
-// named returns the options of a writer under the name of a host's write.
-func (s ingests) named(host string, o content.WriterOpts) []content.WriterOpt {
-	return []content.WriterOpt{content.WithRef(s.ref(host, o.Ref)), content.WithDescriptor(o.Desc)}
+	return w, nil
 }
 
 // Status implements content.Manager.
 func (s ingests) Status(ctx context.Context, ref string) (content.Status, error) {
-	status, err := s.Store.Status(ctx, s.ref(s.begun(ctx, ref), ref))
+	status, err := s.Store.Status(ctx, s.find(ctx, s.begun(ctx, ref), ref).name)
 	status.Ref = ref
 	return status, err
 }
@@ -119,7 +222,7 @@ func (s ingests) ListStatuses(ctx context.Context, _ ...string) ([]content.Statu
 	for _, host := range s.hosts() {
 		for _, status := range all {
 			if ref, ok := strings.CutPrefix(status.Ref, s.ref(host, "")); ok {
-				status.Ref = ref
+				status.Ref = strings.TrimSuffix(ref, copySuffix)
 				own = append(own, status)
 			}
 		}
@@ -129,7 +232,7 @@ func (s ingests) ListStatuses(ctx context.Context, _ ...string) ([]content.Statu
 
 // Abort implements content.IngestManager.
 func (s ingests) Abort(ctx context.Context, ref string) error {
-	return s.Store.Abort(ctx, s.ref(s.begun(ctx, ref), ref))
+	return s.Store.Abort(ctx, s.find(ctx, s.begun(ctx, ref), ref).name)
 }
 
 // ingest is a writer of what a registry host sends of a blob.
@@ -139,6 +242,7 @@ type ingest struct {
 	store     ingests
 	opts      content.WriterOpts
 	host      string // whose write it is
+	name      string // of the write
 	settled   bool   // bytes of the host were written
 	begun     bool   // Status was called
 	resumed   bool   // an earlier write has begun the blob
@@ -245,12 +349,22 @@ func (w *ingest) restart() error {
 
 // open opens the write of a host.
 func (w *ingest) open(host string) error {
-	again, err := content.OpenWriter(w.ctx, w.store.Store, w.store.named(host, w.opts)...)
+	again, err := content.OpenWriter(w.ctx, opening(func(ctx context.Context) (again content.Writer, err error) {
+		again, w.name, err = w.store.open(ctx, host, w.opts)
+		return again, err
+	}))
 	if err != nil {
 		return err
 	}
 	w.Writer, w.host = again, host
 	return nil
+}
+
+// opening is a content.Ingester for content.OpenWriter, which waits while another writer of the same name is open.
+type opening func(context.Context) (content.Writer, error)
+
+func (o opening) Writer(ctx context.Context, _ ...content.WriterOpt) (content.Writer, error) {
+	return o(ctx)
 }
 
 // Close implements content.Writer. It deletes what is known to be wrong, what two hosts have sent, and a write without a byte. The
@@ -271,7 +385,7 @@ func (w *ingest) Close() error {
 func (w *ingest) abort() {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(w.ctx), cleanupTimeout)
 	defer cancel()
-	if err := w.store.Store.Abort(ctx, w.store.ref(w.host, w.opts.Ref)); err != nil && !errdefs.IsNotFound(err) {
+	if err := w.store.Store.Abort(ctx, w.name); err != nil && !errdefs.IsNotFound(err) {
 		log.G(ctx).WithError(err).WithField("digest", w.opts.Desc.Digest).Warn("cannot delete what a registry has sent of a blob")
 	}
 }

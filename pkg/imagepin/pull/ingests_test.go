@@ -13,6 +13,7 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/imagepin/imagepin/internal/ctdtest"
+	"github.com/imagepin/imagepin/pkg/imagepin/internal/blobs"
 )
 
 // onlyHost is an origin with one host.
@@ -44,7 +45,7 @@ func (s sentBody) Read(p []byte) (int, error) {
 		}
 		p = p[:min(int64(len(p)), s.fails-at)]
 	}
-	n, err := s.Reader.Read(p[:min(len(p), 10)])
+	n, err := s.Reader.Read(p[:min(len(p), max(10, s.Len()/1000))])
 	*s.bytes += n
 	if s.each != nil {
 		s.each()
@@ -151,5 +152,64 @@ func TestCompleteWrite(t *testing.T) {
 				t.Errorf("received %d bytes, %v, want %d and the blob", got, err, c.want)
 			}
 		})
+	}
+}
+
+// reopened is a content store that records the offsets at which writes are opened again.
+type reopened struct {
+	content.Store
+	blobs.Opener
+	offsets []int64
+}
+
+func (r *reopened) Writer(ctx context.Context, opts ...content.WriterOpt) (content.Writer, error) {
+	w, err := r.Store.Writer(ctx, opts...)
+	if err == nil {
+		status, serr := w.Status()
+		r.offsets, err = append(r.offsets, status.Offset), serr
+	}
+	return w, err
+}
+
+// TestLargeWriteIsCopied continues a write that is too large for a transaction of the metadata database, several times. containerd never
+// opens it again: what has arrived is copied to a write with another name. The copy continues where it was interrupted.
+func TestLargeWriteIsCopied(t *testing.T) {
+	n := ctdtest.New(t)
+	ctx, done := n.Lease(t)
+	defer done()
+	local := blobs.WithLocalFiles(n.ContentDir, n.Content)
+	store := &reopened{Store: local, Opener: local.(blobs.Opener)}
+	cs := ingests{Store: store, repository: "registry.example/app", origin: onlyHost("registry.example")}
+	data := bytes.Repeat([]byte("0123456789abcdef"), (maxReopened+4*mib)/16)
+	desc := ocispec.Descriptor{MediaType: ocispec.MediaTypeImageLayer, Digest: digest.FromBytes(data), Size: int64(len(data))}
+	for i, fails := range []int64{maxReopened + mib, maxReopened + 2*mib, maxReopened + 3*mib, 0} {
+		want := mib
+		if i == 0 {
+			want = maxReopened + mib
+		}
+		if i == 2 { // as if the process was killed during the copy
+			w, err := n.Content.Writer(ctx, content.WithRef(cs.ref("registry.example", "layer-"+desc.Digest.String())), content.WithDescriptor(desc))
+			noError(t, err)
+			if status, err := w.Status(); err != nil || status.Offset > 0 {
+				t.Fatalf("got %+v, %v, want that the first write was deleted", status, err)
+			}
+			_, err = w.Write(make([]byte, 100))
+			noError(t, err)
+			noError(t, w.Close())
+		}
+		if got, err := fetchFrom(ctx, cs, desc, data, fails, nil); got != want || (err != nil) != (fails > 0) {
+			t.Fatalf("received %d bytes, %v, want %d", got, err, want)
+		}
+	}
+	if !n.HasBlob(t, desc.Digest) {
+		t.Error("the blob is not on the node")
+	}
+	for _, offset := range store.offsets {
+		if offset != 0 {
+			t.Errorf("containerd opened a write of %d bytes again", offset)
+		}
+	}
+	if all, err := n.Content.ListStatuses(ctx); err != nil || len(all) > 0 {
+		t.Errorf("got writes %+v, %v, want none", all, err)
 	}
 }

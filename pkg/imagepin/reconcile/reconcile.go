@@ -209,10 +209,19 @@ func (r *Reconciler) Run(ctx context.Context, ready func()) (err error) {
 	first := !r.started
 	if first {
 		// Only delete leases at the first start. Later there are leases of calls that are still running.
+		resumes := lease.NewResumes(r.config.Leases, r.config.Content)
+		if err := resumes.KeepLeftovers(ctx); err != nil {
+			return err
+		}
 		if err := lease.DeleteLeftovers(ctx, r.config.Leases); err != nil {
 			return err
 		}
 		r.started = true
+		r.repairs.owned.Go(func() {
+			if err := resumes.Expire(ctx); err != nil && ctx.Err() == nil {
+				log.G(ctx).WithError(err).Warn("cannot delete the leases of failed pulls, containerd collects what they hold when they expire")
+			}
+		})
 	}
 	found, err := r.load(ctx)
 	if err != nil {

@@ -2,10 +2,15 @@ package blobs
 
 import (
 	"context"
+	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
+	"strconv"
+	"strings"
 
 	"github.com/containerd/containerd/v2/core/content"
+	"github.com/containerd/containerd/v2/pkg/namespaces"
 	"github.com/opencontainers/go-digest"
 )
 
@@ -35,4 +40,41 @@ func (l *localFiles) Check(ctx context.Context, d digest.Digest, size int64) err
 		}
 	}
 	return Check(ctx, l.Store, d, size)
+}
+
+// Opener opens the data of writes that are not complete. A content store that can read its files implements it.
+type Opener interface {
+	// OpenWrite opens what is written under a name in the namespace of ctx. It fails with fs.ErrNotExist if the file is not known.
+	OpenWrite(ctx context.Context, ref string) (io.ReadCloser, error)
+}
+
+var _ Opener = (*localFiles)(nil)
+
+// OpenWrite implements [Opener]. The directory of a write has its name in the file "ref", after the namespace and a number
+// (createKey in core/metadata of containerd), and what is written in the file "data" (plugins/content/local).
+func (l *localFiles) OpenWrite(ctx context.Context, ref string) (io.ReadCloser, error) {
+	namespace, err := namespaces.NamespaceRequired(ctx)
+	if err != nil {
+		return nil, err
+	}
+	dir := l.dir()
+	if dir == "" {
+		return nil, fs.ErrNotExist
+	}
+	names, err := filepath.Glob(filepath.Join(dir, "ingest", "*", "ref"))
+	if err != nil {
+		return nil, err
+	}
+	for _, name := range names {
+		b, err := os.ReadFile(name)
+		if err != nil {
+			continue // it ends
+		}
+		rest, ok := strings.CutPrefix(string(b), namespace+"/")
+		number, written, _ := strings.Cut(rest, "/")
+		if _, err := strconv.ParseUint(number, 10, 64); ok && err == nil && written == ref {
+			return os.Open(filepath.Join(filepath.Dir(name), "data"))
+		}
+	}
+	return nil, fs.ErrNotExist
 }
