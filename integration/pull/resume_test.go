@@ -3,6 +3,7 @@ package pull
 import (
 	"context"
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -18,7 +19,7 @@ import (
 const arrived = 3 << 20
 
 // TestResume interrupts a pull in different ways when 3 MiB of a layer of 4 MiB are on the node. The next pull fetches exactly the rest,
-// for the same target or for another one. The failed pull leaves no image, no snapshot and no pin, and what it leaves expires.
+// for the same target or for another one, unless it was freed by "imagepin prune". The failed pull leaves no image, no snapshot and no pin, and what it leaves expires.
 func TestResume(t *testing.T) {
 	t.Parallel()
 	r := testkit.NewRig(t, node.Options{NoPods: true, Handlers: []node.Handler{{Name: "native", Snapshotter: "native"}}})
@@ -26,10 +27,12 @@ func TestResume(t *testing.T) {
 		name      string
 		next      string // handler of the next pull
 		cut       bool
+		pruned    bool // before the next pull
 		interrupt func(r *testkit.Rig, cancel func()) error
 	}{
 		{name: "cancel", interrupt: func(_ *testkit.Rig, cancel func()) error { cancel(); return nil }},
 		{name: "another target", next: "native", interrupt: func(_ *testkit.Rig, cancel func()) error { cancel(); return nil }},
+		{name: "prune", pruned: true, interrupt: func(_ *testkit.Rig, cancel func()) error { cancel(); return nil }},
 		{name: "cut connection", cut: true},
 		{name: "restart", interrupt: func(r *testkit.Rig, _ func()) error { return r.Restart(r.Ctx, nil) }},
 		{name: "kill", interrupt: func(r *testkit.Rig, _ func()) error {
@@ -91,6 +94,14 @@ func TestResume(t *testing.T) {
 				t.Errorf("the failed pull left:\n%s", d)
 			}
 			checkExpires(t, resumed)
+			if out, _ := r.Operator("du"); !strings.Contains(out, "of failed pulls") {
+				t.Errorf("du does not list what is kept:\n%s", out)
+			}
+			if test.pruned {
+				if out, code := r.Operator("prune", "--yes"); code != 0 || len(r.MustState().Resumed()) > 0 {
+					t.Errorf("prune: exit code %d, something is still kept:\n%s", code, out)
+				}
+			}
 			r.Reg.SetFault(nil)
 			next := r.Reg.Later()
 			r.MustPull(r.Reg.Ref(repo), test.next)
@@ -101,8 +112,12 @@ func TestResume(t *testing.T) {
 					sent += q.Bytes
 				}
 			}
-			if sent != size-arrived {
-				t.Errorf("the next pull got %d bytes of the layer, want the other %d\n%s", sent, size-arrived, r.Reg.Dump())
+			want := size - arrived
+			if test.pruned {
+				want = size
+			}
+			if sent != want {
+				t.Errorf("the next pull got %d bytes of the layer, want %d\n%s", sent, want, r.Reg.Dump())
 			}
 			r.Eventually("nothing is kept for a next pull", func() bool { return len(r.MustState().Resumed()) == 0 })
 		})
