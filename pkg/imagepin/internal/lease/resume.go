@@ -18,6 +18,7 @@ import (
 	"github.com/opencontainers/go-digest"
 
 	"github.com/imagepin/imagepin/pkg/imagepin"
+	"github.com/imagepin/imagepin/pkg/imagepin/internal/blobs"
 )
 
 // Resume holds what a failed pull has fetched, for the next one, until it expires.
@@ -30,6 +31,9 @@ const (
 	MaxResumed = 8 << 30
 	// BootLabel is the label with the ID of the boot in which a pull wrote what its lease holds.
 	BootLabel = imagepin.LabelPrefix + "boot"
+
+	// beginning is the maximum time that containerd needs to give a write its name.
+	beginning = time.Minute
 
 	expireLabel = "containerd.io/gc.expire"
 	// flatLabel is the label of a lease that holds only the resources that it lists, and not what these reference.
@@ -301,8 +305,14 @@ func (r *Resumes) Kept(ctx context.Context) (kept Kept, _ error) {
 }
 
 // KeepLeftovers keeps what killed pulls have fetched. It must run before [DeleteLeftovers], which deletes their leases. Of a pull of an
-// earlier boot it keeps complete blobs only, and deletes the other writes: containerd makes a blob durable when it is complete.
+// earlier boot it keeps complete blobs only, and deletes the other writes: containerd makes a blob durable when it is complete. It also
+// removes writes whose names a power cut has destroyed.
 func (r *Resumes) KeepLeftovers(ctx context.Context) error {
+	if c, ok := r.content.(blobs.Cleaner); ok {
+		if err := c.RemoveNameless(ctx, time.Now().Add(-beginning)); err != nil {
+			log.G(ctx).WithError(err).Warn("cannot remove what has arrived of a blob, its name cannot be read")
+		}
+	}
 	all, err := r.leases.List(ctx, fmt.Sprintf("labels.%q~=^(%s|%s)$", imagepin.LeaseLabel, Pull, Resume))
 	if err != nil {
 		return fmt.Errorf("list the leases of earlier pulls: %w", err)
