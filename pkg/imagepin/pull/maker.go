@@ -262,13 +262,10 @@ func (m *Maker) makeAndRecord(ctx context.Context, j Job, use *use) (entry image
 	known, ok := m.ready(j.Ref, j.Root.Digest, j.Runtime.Target)
 	if !ok || j.Force || j.retry {
 		use.end()
-		err = m.resumes.with(ctx, func(ctx context.Context) (err error) {
+		err = m.resumes.with(ctx, func(ctx context.Context) (manifest digest.Digest, err error) {
 			entry, wrote, outcome, err = m.fetchAndRecord(ctx, j, use)
-			return err
+			return entry.Manifest, err
 		})
-		if err == nil {
-			m.resumes.done(ctx, entry.Manifest)
-		}
 		return entry, wrote, outcome, err
 	}
 	if j.Session != nil {

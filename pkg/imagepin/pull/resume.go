@@ -28,9 +28,20 @@ func newResumes(c Config) *resumes {
 	return &resumes{Resumes: lease.NewResumes(c.Leases, c.Content), garbage: c.Garbage}
 }
 
-// with runs a pull under a lease. If the pull fails, it keeps what was fetched for a time, unless the error is about the content.
-func (r *resumes) with(ctx context.Context, pull func(context.Context) error) error {
-	kept, err := r.With(ctx, pull, func(err error) bool { return ctx.Err() != nil || keeps(err) })
+// with runs a pull under a lease. pull returns the manifest of the image that is ready. Then with frees what failed pulls of it have
+// fetched. If the pull fails, with keeps what was fetched for a time, unless the error is about the content.
+func (r *resumes) with(ctx context.Context, pull func(context.Context) (manifest digest.Digest, _ error)) error {
+	freed := false
+	kept, err := r.With(ctx, func(ctx context.Context) error {
+		manifest, err := pull(ctx)
+		if err == nil {
+			freed = r.done(ctx, manifest)
+		}
+		return err
+	}, func(err error) bool { return ctx.Err() != nil || keeps(err) })
+	if freed {
+		r.garbage.CollectAsync()
+	}
 	if kept {
 		r.none.Store(false)
 		// The end of a lease starts no collection.
@@ -39,18 +50,15 @@ func (r *resumes) with(ctx context.Context, pull func(context.Context) error) er
 	return err
 }
 
-// done frees what failed pulls of an image have fetched, which is ready now.
-func (r *resumes) done(ctx context.Context, manifest digest.Digest) {
+// done frees what failed pulls of an image have fetched, which is ready now. It reports whether that was anything.
+func (r *resumes) done(ctx context.Context, manifest digest.Digest) (freed bool) {
 	if r.none.Load() {
-		return
+		return false
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTimeout)
 	defer cancel()
 	r.none.Store(true) // before it looks, as another pull may fail meanwhile
 	freed, err := r.FreeOf(ctx, manifest)
-	if freed {
-		r.garbage.CollectAsync()
-	}
 	kept, kerr := r.Kept(ctx)
 	if err = errors.Join(err, kerr); err != nil {
 		log.G(ctx).WithError(err).Warn("cannot free what a failed pull has fetched, it stays until it expires")
@@ -58,6 +66,7 @@ func (r *resumes) done(ctx context.Context, manifest digest.Digest) {
 	if err != nil || !kept.Expires.IsZero() {
 		r.none.Store(false)
 	}
+	return freed
 }
 
 // free frees all that failed pulls have fetched. It reports whether that was anything.

@@ -210,7 +210,7 @@ func (r *Reconciler) Run(ctx context.Context, ready func()) (err error) {
 	if first {
 		// Only delete leases at the first start. Later there are leases of calls that are still running.
 		resumes := lease.NewResumes(r.config.Leases, r.config.Content)
-		if err := resumes.KeepLeftovers(ctx); err != nil {
+		if err := resumes.KeepLeftovers(ctx, r.config.Records); err != nil {
 			return err
 		}
 		if err := lease.DeleteLeftovers(ctx, r.config.Leases); err != nil {

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/containerd/containerd/v2/core/content"
+	"github.com/containerd/containerd/v2/core/images"
 	"github.com/containerd/containerd/v2/core/leases"
 	"github.com/containerd/errdefs"
 	"github.com/containerd/log"
@@ -234,11 +235,31 @@ func (r *Resumes) Free(ctx context.Context) (freed bool, _ error) {
 	return r.free(ctx, func(leases.Lease) (bool, error) { return true, nil })
 }
 
-// FreeOf is Free for the failed pulls that have fetched a blob.
-func (r *Resumes) FreeOf(ctx context.Context, blob digest.Digest) (freed bool, _ error) {
+// FreeOf is Free for the failed pulls that have fetched the manifest of an image, or only what the lease in ctx holds, under which
+// the image was made ready.
+func (r *Resumes) FreeOf(ctx context.Context, manifest digest.Digest) (freed bool, _ error) {
+	id, _ := leases.FromContext(ctx)
+	ready, err := r.resources(ctx, leases.Lease{ID: id})
+	if err != nil {
+		return false, err
+	}
 	return r.free(ctx, func(l leases.Lease) (bool, error) {
 		held, err := r.resources(ctx, l)
-		return slices.Contains(held, leases.Resource{Type: blobType, ID: blob.String()}), err
+		if err != nil {
+			return false, err
+		}
+		return slices.Contains(held, leases.Resource{Type: blobType, ID: manifest.String()}) ||
+			r.within(ctx, held, func(l leases.Resource) bool { return slices.Contains(ready, l) }), nil
+	})
+}
+
+// within reports whether all blobs are some that have is true for, and no write has a byte.
+func (r *Resumes) within(ctx context.Context, held []leases.Resource, have func(leases.Resource) bool) bool {
+	return !slices.ContainsFunc(held, func(l leases.Resource) bool {
+		if l.Type == ingestType {
+			return r.sizeOf(ctx, l) > 0
+		}
+		return !have(l)
 	})
 }
 
@@ -307,7 +328,7 @@ func (r *Resumes) Kept(ctx context.Context) (kept Kept, _ error) {
 // KeepLeftovers keeps what killed pulls have fetched. It must run before [DeleteLeftovers], which deletes their leases. Of a pull of an
 // earlier boot it keeps complete blobs only, and deletes the other writes: containerd makes a blob durable when it is complete. It also
 // removes writes whose names a power cut has destroyed.
-func (r *Resumes) KeepLeftovers(ctx context.Context) error {
+func (r *Resumes) KeepLeftovers(ctx context.Context, records images.Store) error {
 	if c, ok := r.content.(blobs.Cleaner); ok {
 		if err := c.RemoveNameless(ctx, time.Now().Add(-beginning)); err != nil {
 			log.G(ctx).WithError(err).Warn("cannot remove what has arrived of a blob, its name cannot be read")
@@ -317,6 +338,7 @@ func (r *Resumes) KeepLeftovers(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("list the leases of earlier pulls: %w", err)
 	}
+	var recorded map[digest.Digest]bool
 	for _, l := range all {
 		if l.Labels[BootLabel] == "" {
 			continue // not of a pull from a registry
@@ -327,13 +349,53 @@ func (r *Resumes) KeepLeftovers(ctx context.Context) error {
 				return err
 			}
 		}
-		if Purpose(l.Labels[imagepin.LeaseLabel]) == Pull {
-			if _, err := r.keep(ctx, l, same); err != nil {
+		if Purpose(l.Labels[imagepin.LeaseLabel]) != Pull {
+			continue
+		}
+		if recorded == nil {
+			if recorded, err = r.recorded(ctx, records); err != nil {
 				return err
 			}
 		}
+		held, err := r.resources(ctx, l)
+		if err != nil {
+			return err
+		}
+		if r.within(ctx, held, func(l leases.Resource) bool { return recorded[digest.Digest(l.ID)] }) {
+			continue // it was killed after it had recorded its image
+		}
+		if _, err := r.keep(ctx, l, same); err != nil {
+			return err
+		}
 	}
 	return nil
+}
+
+// recorded returns the blobs that image records keep.
+func (r *Resumes) recorded(ctx context.Context, records images.Store) (map[digest.Digest]bool, error) {
+	all, err := records.List(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("list image records: %w", err)
+	}
+	kept := make(map[digest.Digest]bool)
+	var add func(d digest.Digest)
+	add = func(d digest.Digest) {
+		if kept[d] {
+			return
+		}
+		info, err := r.content.Info(ctx, d)
+		if err != nil {
+			return // it is gone, and what only it keeps is kept once more
+		}
+		kept[d] = true
+		for _, ref := range blobs.RefsOf(info).All() {
+			add(ref)
+		}
+	}
+	for _, img := range all {
+		add(img.Target.Digest)
+	}
+	return kept, nil
 }
 
 // deleteWrites deletes the writes that a lease holds.

@@ -4,10 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/containerd/containerd/v2/core/content"
+	"github.com/containerd/containerd/v2/core/images"
 	"github.com/containerd/containerd/v2/core/leases"
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
@@ -41,6 +43,14 @@ func fetched(t *testing.T, n *ctdtest.Node, blob, part string) func(context.Cont
 		}
 		return errPull
 	}
+}
+
+// underLease returns a context with a lease that holds nothing.
+func underLease(t *testing.T, n *ctdtest.Node) context.Context {
+	t.Helper()
+	ctx, done := n.Lease(t)
+	t.Cleanup(done)
+	return ctx
 }
 
 func always(error) bool { return true }
@@ -85,10 +95,10 @@ func TestResumes(t *testing.T) {
 	if err != nil || len(all) != 1 || all[0].Labels[expireLabel] == "" {
 		t.Errorf("got leases %+v, %v, want one that expires", all, err)
 	}
-	if freed, err := r.FreeOf(ctx, digest.FromString("other")); freed || err != nil {
+	if freed, err := r.FreeOf(underLease(t, n), digest.FromString("other")); freed || err != nil {
 		t.Errorf("got %t, %v, want that nothing is freed", freed, err)
 	}
-	if freed, err := r.FreeOf(ctx, digest.FromString("blob")); !freed || err != nil {
+	if freed, err := r.FreeOf(underLease(t, n), digest.FromString("blob")); !freed || err != nil {
 		t.Errorf("got %t, %v, want that the blob is freed", freed, err)
 	}
 	if n.Collect(t); n.HasBlob(t, digest.FromString("blob")) || writes(t, n) != 0 {
@@ -168,7 +178,7 @@ func TestKeepLeftovers(t *testing.T) {
 		}
 	}
 	for range 2 { // a start that is killed is repeated
-		if err := r.KeepLeftovers(ctx); err != nil {
+		if err := r.KeepLeftovers(ctx, n.Images); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -185,7 +195,7 @@ func TestKeepLeftovers(t *testing.T) {
 	if err != nil || len(all) != 1 || all[0].Ref != "part now" {
 		t.Errorf("got writes %+v, %v, want that of this boot", all, err)
 	}
-	if err := r.KeepLeftovers(ctx); err != nil {
+	if err := r.KeepLeftovers(ctx, n.Images); err != nil {
 		t.Error(err)
 	}
 	if got := keptOf(t, n, r); len(got.Blobs) != 3 || got.Writes != 1 {
@@ -218,5 +228,58 @@ func TestResumesExpire(t *testing.T) {
 	}
 	if all, err := n.Leases.List(ctx); err != nil || len(all) != 1 {
 		t.Errorf("got leases %+v, %v, want one", all, err)
+	}
+}
+
+// TestNothingIsKeptOfARecordedImage starts after a pull was killed that had recorded its image, and before its lease was deleted.
+func TestNothingIsKeptOfARecordedImage(t *testing.T) {
+	n := ctdtest.New(t, "first")
+	r, ctx, all := NewResumes(n.Leases, n.Content), n.Context(t), ctdtest.Blobs{}
+	img := all.Image("linux/amd64", "a", nil)
+	for _, name := range []string{"recorded", "not recorded"} {
+		id := strings.ReplaceAll(name, " ", "-")
+		if _, err := n.Leases.Create(ctx, leases.WithID(id), leases.WithLabels(map[string]string{imagepin.LeaseLabel: string(Pull), BootLabel: r.boot})); err != nil {
+			t.Fatal(err)
+		}
+		leased := leases.WithLease(ctx, id)
+		if name == "recorded" {
+			n.Write(leased, t, all)
+			n.Keep(leased, t, img, nil)
+			if _, err := n.Images.Create(ctx, images.Image{Name: "a", Target: img.Manifest}); err != nil {
+				t.Fatal(err)
+			}
+		} else if err := fetched(t, n, "blob", "part")(leased); !errors.Is(err, errPull) {
+			t.Fatal(err)
+		}
+	}
+	if err := r.KeepLeftovers(ctx, n.Images); err != nil {
+		t.Fatal(err)
+	}
+	if got := keptOf(t, n, r); len(got.Blobs) != 1 || got.Writes != 1 {
+		t.Errorf("got %+v, want what has no record", got)
+	}
+}
+
+// TestFreeOfWhatIsReady frees what a failed pull has fetched that did not come to the manifest, when the lease of a pull has it.
+func TestFreeOfWhatIsReady(t *testing.T) {
+	n := ctdtest.New(t)
+	r, ctx := NewResumes(n.Leases, n.Content), n.Context(t)
+	if _, err := r.With(ctx, fetched(t, n, "index", "part"), always); !errors.Is(err, errPull) {
+		t.Fatal(err)
+	}
+	ready := underLease(t, n)
+	id, _ := leases.FromContext(ready)
+	if err := n.Leases.AddResource(ctx, leases.Lease{ID: id}, leases.Resource{Type: blobType, ID: digest.FromString("index").String()}); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []bool{false, true} { // while a write has bytes, and when it is complete
+		if freed, err := r.FreeOf(ready, digest.FromString("manifest")); freed != want || err != nil {
+			t.Errorf("got %t, %v, want %t", freed, err, want)
+		}
+		if !want {
+			if err := n.Content.Abort(ctx, "part"); err != nil {
+				t.Fatal(err)
+			}
+		}
 	}
 }
