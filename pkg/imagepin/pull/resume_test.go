@@ -134,7 +134,7 @@ func (r *countingRegistry) since() int64 {
 	return sent
 }
 
-// resumes returns the leases of failed pulls.
+// resumed returns what failed pulls have fetched.
 func (n *pullingNode) resumed(t *testing.T) lease.Kept {
 	t.Helper()
 	kept, err := lease.NewResumes(n.Leases, n.Content).Kept(n.ctx)
@@ -142,7 +142,7 @@ func (n *pullingNode) resumed(t *testing.T) lease.Kept {
 	return kept
 }
 
-// broken sends what a broken connection looks like, and refuses all others until it is reset.
+// broken ends a connection.
 func broken(http.ResponseWriter) { panic(http.ErrAbortHandler) }
 
 // interruptions are ways in which a pull fails after 3 of the 4 MiB of a layer.
@@ -262,6 +262,35 @@ func TestBadRegistryDoesNotBeginTheBlobOfAnother(t *testing.T) {
 	noError(t, m.pull(m.ctx, good.host+"/team/app:v1", "first"))
 	if got := good.since(); got != 4*mib {
 		t.Errorf("the good registry sent %d bytes, want all of the layer", got)
+	}
+}
+
+// TestFullDiskFreesFailedPulls lets a file system be full as long as something of a failed pull is kept, and for ever. A pull frees it
+// and is tried again; if it fails then, nothing is kept.
+func TestFullDiskFreesFailedPulls(t *testing.T) {
+	for name, forever := range map[string]bool{"until it is freed": false, "for ever": true} {
+		t.Run(name, func(t *testing.T) {
+			n, r, other := newPullingNode(t, Limits{Unpacks: 2}), newCountingRegistry(t), newDrippingRegistry(t)
+			if err := interruptions["canceled"](t, n, r, r.host+"/team/app:v1"); err == nil {
+				t.Fatal("the pull succeeded")
+			}
+			n.unpack = func() error {
+				kept, err := lease.NewResumes(n.Leases, n.Content).Kept(n.ctx)
+				if err == nil && (forever || !kept.Expires.IsZero()) {
+					err = syscall.ENOSPC
+				}
+				return err
+			}
+			blobs := ctdtest.Blobs{}
+			app, _ := imageOf(blobs, "app")
+			err := n.pull(n.ctx, other.serve("team/app", blobs, app), "first")
+			if (err != nil) != forever {
+				t.Errorf("got %v", err)
+			}
+			if kept := n.resumed(t); !kept.Expires.IsZero() {
+				t.Errorf("got %+v, want nothing", kept)
+			}
+		})
 	}
 }
 

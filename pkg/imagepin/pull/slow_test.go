@@ -41,6 +41,7 @@ type pullingNode struct {
 	ctx      context.Context
 	runtimes *runtimeplatform.Set
 	locks    *Locks
+	unpack   func() error // before each layer is unpacked; may be nil
 }
 
 func newPullingNode(t *testing.T, limits Limits) *pullingNode {
@@ -54,7 +55,7 @@ func newPullingNode(t *testing.T, limits Limits) *pullingNode {
 		handlers = append(handlers, runtimeplatform.Handler{Name: name, Snapshotter: name})
 		unpackers = append(unpackers, unpack.Platform{
 			Platform: platforms.All, SnapshotterKey: name, Snapshotter: n.Snapshotter(name), SnapshotterCapabilities: []string{snapshots.RebaseCap},
-			Applier: download.NewApplier(n.Content, func(cs content.Provider) diff.Applier { return readingApplier{cs} }),
+			Applier: download.NewApplier(n.Content, func(cs content.Provider) diff.Applier { return readingApplier{cs, n} }),
 		})
 	}
 	var err error
@@ -87,9 +88,17 @@ func newPullingNode(t *testing.T, limits Limits) *pullingNode {
 }
 
 // readingApplier reads layers and writes nothing.
-type readingApplier struct{ content.Provider }
+type readingApplier struct {
+	content.Provider
+	node *pullingNode
+}
 
 func (a readingApplier) Apply(ctx context.Context, desc ocispec.Descriptor, _ []mount.Mount, _ ...diff.ApplyOpt) (ocispec.Descriptor, error) {
+	if unpack := a.node.unpack; unpack != nil {
+		if err := unpack(); err != nil {
+			return ocispec.Descriptor{}, err
+		}
+	}
 	ra, err := a.ReaderAt(ctx, desc)
 	if err != nil {
 		return ocispec.Descriptor{}, err
