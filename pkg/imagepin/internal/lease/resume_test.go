@@ -207,7 +207,7 @@ func TestKeepLeftovers(t *testing.T) {
 func TestResumesExpire(t *testing.T) {
 	n := ctdtest.New(t)
 	r, ctx := NewResumes(n.Leases, n.Content), n.Context(t)
-	for name, in := range map[string]time.Duration{"before": -time.Hour, "now": 2 * time.Second} { // an expiry is in seconds
+	for name, in := range map[string]time.Duration{"before": -time.Hour, "now": time.Second} { // an expiry is in seconds
 		if _, err := n.Leases.Create(ctx, leases.WithID(name), leases.WithExpiration(in), leases.WithLabel(imagepin.LeaseLabel, string(Resume))); err != nil {
 			t.Fatal(err)
 		}
