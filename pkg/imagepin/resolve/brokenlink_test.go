@@ -2,6 +2,7 @@ package resolve
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -70,6 +71,73 @@ func TestBrokenLink(t *testing.T) {
 				})
 			})
 		}
+	}
+}
+
+// silentConn is a connection that is silent after some bytes, until it is closed.
+type silentConn struct {
+	*brokenConn
+	closed chan struct{}
+}
+
+func (c *silentConn) Read(b []byte) (int, error) {
+	if c.left == 0 {
+		<-c.closed
+		return 0, net.ErrClosed
+	}
+	return c.brokenConn.Read(b)
+}
+
+func (c *silentConn) Close() error {
+	select {
+	case <-c.closed:
+	default:
+		close(c.closed)
+	}
+	return c.brokenConn.Close()
+}
+
+// TestSilentLink fetches over connections of which each becomes silent after a MiB, as if a firewall had forgotten it. A pull may be
+// without progress for a minute. No byte is fetched twice, and the pull does not stall. It does if all connections are silent.
+func TestSilentLink(t *testing.T) {
+	for name, each := range map[string]int{"some progress": mib + 300, "no progress": 0} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, 1, func(t *testing.T, s *blobServer, session *Session) {
+				s.perConnection = 0
+				connections := 0
+				s.connect = func(c net.Conn) (net.Conn, error) {
+					left := mib + 300
+					if connections++; connections > 1 {
+						left = each
+					}
+					return &silentConn{&brokenConn{c, left, nil}, make(chan struct{})}, nil
+				}
+				ctx, cancel := context.WithCancel(quiet(t))
+				defer cancel()
+				stalled := session.Stalled(ctx, time.Minute)
+				const size = 5 * mib
+				desc := s.add(size)
+				rc := openBlob(t, ctx, session, desc)
+				defer func() { _ = rc.Close() }()
+				done := make(chan error, 1)
+				go func() {
+					_, err := io.Copy(io.Discard, rc)
+					done <- err
+				}()
+				select {
+				case err := <-done:
+					if each == 0 || err != nil || session.Bytes() != size {
+						t.Errorf("got %v and %d bytes, want %d", err, session.Bytes(), size)
+					}
+				case <-stalled:
+					if each > 0 {
+						t.Errorf("the pull stalled after %d bytes and %d connections", session.Bytes(), connections)
+					}
+					cancel()
+					<-done
+				}
+			})
+		})
 	}
 }
 

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -23,8 +24,12 @@ const (
 	minWait = time.Second
 	// maxWait is the maximum time to wait. A server that wants more has failed.
 	maxWait = time.Minute
-	// maxAway is how often a request is repeated because the network has no way to a host, in a row.
+	// maxAway is how often a request is repeated because the network has no way to a host, or the host is silent, in a row.
 	maxAway = 5
+	// silences is how many connections in a row may be silent before a pull ends that makes no progress.
+	silences = 4
+	// minBeforeSilence is the minimum number of bytes that a connection brings before it counts as lost when it is silent.
+	minBeforeSilence = 256 << 10
 )
 
 // blobOpener opens the bodies of a blob.
@@ -37,6 +42,8 @@ type blobOpener interface {
 	// comesFrom notes the registry host that the blob is from, and isMixed that its beginning is from elsewhere.
 	comesFrom(desc ocispec.Descriptor, host int)
 	isMixed(desc ocispec.Descriptor)
+	// silence returns how long a connection may be silent in the middle of a blob before it counts as lost. 0 means for ever.
+	silence() time.Duration
 	// waiting begins a time that is spent waiting for the network, without progress. ended ends it.
 	waiting() (ended func())
 }
@@ -51,8 +58,8 @@ type opening struct {
 }
 
 // mainBody is the body of a blob over one connection. It resumes an interrupted download with a range: as containerd does
-// after a connection that is closed, and also after one that is reset or times out, as long as each connection brings more of
-// the blob. While the network has no way to the host, it waits and tries again.
+// after a connection that is closed, and also after one that is reset, times out or becomes silent, as long as each connection
+// brings more of the blob. While the network has no way to the host, it waits and tries again.
 // If that fails, it continues in a way that does not depend on what failed: at the next registry host if there is one, and
 // otherwise with a request for the whole blob, of which it discards what it has already returned.
 type mainBody struct {
@@ -74,6 +81,8 @@ type mainBody struct {
 	busy      int   // requests that were answered with 429 or 503, in a row
 	resumed   int64 // offset after the last connection that was lost
 	away      int   // requests for which the network had no way to a host, in a row
+
+	silent atomic.Bool // rc was ended because it was silent
 }
 
 func newMainBody(ctx context.Context, desc ocispec.Descriptor, blobs blobOpener) *mainBody {
@@ -109,13 +118,30 @@ func (m *mainBody) read(p []byte) (int, error) {
 		m.pos += int64(n)
 		return 0, err
 	}
-	n, err := m.rc.Read(p)
+	n, err := m.readUntilSilent(p)
 	if n > 0 && m.offset == m.from {
 		m.begun()
 	}
 	m.pos += int64(n)
 	m.offset += int64(n)
 	return n, err
+}
+
+// readUntilSilent reads from the current body. It ends the request if the connection becomes silent, for example because a firewall
+// has forgotten it. A host may take long before it sends the first byte, and one that sends a little over each connection must
+// not keep a pull from ending.
+func (m *mainBody) readUntilSilent(p []byte) (int, error) {
+	limit := m.blobs.silence()
+	if limit <= 0 || m.offset-m.from < minBeforeSilence {
+		return m.rc.Read(p)
+	}
+	cancel := m.cancel
+	timer := time.AfterFunc(limit, func() {
+		m.silent.Store(true)
+		cancel()
+	})
+	defer timer.Stop()
+	return m.rc.Read(p)
 }
 
 // begun notes where the bytes are from that a new request returns.
@@ -148,11 +174,12 @@ func (m *mainBody) open() error {
 // recover prepares another way after a failure, if there is one. Otherwise it returns the error.
 func (m *mainBody) recover(err error) (again bool, _ error) {
 	m.stop()
+	lost := m.silent.Swap(false) || isLost(err)
 	served, ok := m.at.served()
 	last, _ := m.at.last()
 	busy := m.fallback && !ok && last.busy()
 	switch {
-	case ok && isLost(err) && m.offset > m.resumed: // progress since the last time
+	case ok && lost && m.offset > m.resumed: // progress since the last time
 		m.whole, m.resumed = false, m.offset
 		m.log(err).WithField("offset", m.offset).Info("the connection for a blob was lost, fetching its rest")
 	case !ok && m.offset > 0 && isAway(err) && m.away < maxAway && m.waitForNetwork():

@@ -347,6 +347,7 @@ func (s *Session) SetOptions(options ...transfer.ImageResolverOption) {
 // Stalled returns a channel that is closed when requests of the session have been open for timeout without progress. It
 // stops watching when ctx ends.
 func (s *Session) Stalled(ctx context.Context, timeout time.Duration) <-chan struct{} {
+	s.traffic.limit.Store(int64(timeout))
 	return s.traffic.stalled(timeout, ctx.Done())
 }
 
