@@ -3014,13 +3014,16 @@ func (x *DiskUsageRequest) GetRefGlob() string {
 }
 
 type DiskUsageResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Images        []*ImageUsage          `protobuf:"bytes,1,rep,name=images,proto3" json:"images,omitempty"`                                 // the largest unique size first
-	Content       *ContentUsage          `protobuf:"bytes,2,opt,name=content,proto3" json:"content,omitempty"`                               // of all images, each blob once
-	OtherContent  *ContentUsage          `protobuf:"bytes,3,opt,name=other_content,json=otherContent,proto3" json:"other_content,omitempty"` // in the namespace of the CRI, and not of an image
-	Snapshotters  []*SnapshotterUsage    `protobuf:"bytes,4,rep,name=snapshotters,proto3" json:"snapshotters,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	state        protoimpl.MessageState `protogen:"open.v1"`
+	Images       []*ImageUsage          `protobuf:"bytes,1,rep,name=images,proto3" json:"images,omitempty"`                                 // the largest unique size first
+	Content      *ContentUsage          `protobuf:"bytes,2,opt,name=content,proto3" json:"content,omitempty"`                               // of all images, each blob once
+	OtherContent *ContentUsage          `protobuf:"bytes,3,opt,name=other_content,json=otherContent,proto3" json:"other_content,omitempty"` // in the namespace of the CRI, and not of an image
+	Snapshotters []*SnapshotterUsage    `protobuf:"bytes,4,rep,name=snapshotters,proto3" json:"snapshotters,omitempty"`
+	// What failed pulls have fetched, and no image has: it is kept for a day, and the next pull fetches the rest. Blobs that are not
+	// complete count with what has arrived. It is not a part of other_content.
+	ResumableContent *ContentUsage `protobuf:"bytes,5,opt,name=resumable_content,json=resumableContent,proto3" json:"resumable_content,omitempty"`
+	unknownFields    protoimpl.UnknownFields
+	sizeCache        protoimpl.SizeCache
 }
 
 func (x *DiskUsageResponse) Reset() {
@@ -3077,6 +3080,13 @@ func (x *DiskUsageResponse) GetOtherContent() *ContentUsage {
 func (x *DiskUsageResponse) GetSnapshotters() []*SnapshotterUsage {
 	if x != nil {
 		return x.Snapshotters
+	}
+	return nil
+}
+
+func (x *DiskUsageResponse) GetResumableContent() *ContentUsage {
+	if x != nil {
+		return x.ResumableContent
 	}
 	return nil
 }
@@ -6095,12 +6105,13 @@ const file_imagepin_v1_imagepin_proto_rawDesc = "" +
 	"\amessage\x18\x01 \x01(\tR\amessage\x12\x12\n" +
 	"\x04hint\x18\x02 \x01(\tR\x04hint\"-\n" +
 	"\x10DiskUsageRequest\x12\x19\n" +
-	"\bref_glob\x18\x01 \x01(\tR\arefGlob\"\xfc\x01\n" +
+	"\bref_glob\x18\x01 \x01(\tR\arefGlob\"\xc4\x02\n" +
 	"\x11DiskUsageResponse\x12/\n" +
 	"\x06images\x18\x01 \x03(\v2\x17.imagepin.v1.ImageUsageR\x06images\x123\n" +
 	"\acontent\x18\x02 \x01(\v2\x19.imagepin.v1.ContentUsageR\acontent\x12>\n" +
 	"\rother_content\x18\x03 \x01(\v2\x19.imagepin.v1.ContentUsageR\fotherContent\x12A\n" +
-	"\fsnapshotters\x18\x04 \x03(\v2\x1d.imagepin.v1.SnapshotterUsageR\fsnapshotters\"\xbd\x01\n" +
+	"\fsnapshotters\x18\x04 \x03(\v2\x1d.imagepin.v1.SnapshotterUsageR\fsnapshotters\x12F\n" +
+	"\x11resumable_content\x18\x05 \x01(\v2\x19.imagepin.v1.ContentUsageR\x10resumableContent\"\xbd\x01\n" +
 	"\n" +
 	"ImageUsage\x12\x19\n" +
 	"\bimage_id\x18\x01 \x01(\tR\aimageId\x12\x12\n" +
@@ -6518,95 +6529,96 @@ var file_imagepin_v1_imagepin_proto_depIdxs = []int32{
 	46,  // 53: imagepin.v1.DiskUsageResponse.content:type_name -> imagepin.v1.ContentUsage
 	46,  // 54: imagepin.v1.DiskUsageResponse.other_content:type_name -> imagepin.v1.ContentUsage
 	47,  // 55: imagepin.v1.DiskUsageResponse.snapshotters:type_name -> imagepin.v1.SnapshotterUsage
-	45,  // 56: imagepin.v1.ImageUsage.unpacked:type_name -> imagepin.v1.UnpackedUsage
-	85,  // 57: imagepin.v1.Event.at:type_name -> google.protobuf.Timestamp
-	1,   // 58: imagepin.v1.Event.targets:type_name -> imagepin.v1.Target
-	3,   // 59: imagepin.v1.DiffRequest.credential:type_name -> imagepin.v1.Credential
-	0,   // 60: imagepin.v1.DiffResponse.from:type_name -> imagepin.v1.Descriptor
-	0,   // 61: imagepin.v1.DiffResponse.to:type_name -> imagepin.v1.Descriptor
-	52,  // 62: imagepin.v1.DiffResponse.platforms:type_name -> imagepin.v1.PlatformDiff
-	53,  // 63: imagepin.v1.PlatformDiff.layers:type_name -> imagepin.v1.LayerDiff
-	54,  // 64: imagepin.v1.PlatformDiff.config:type_name -> imagepin.v1.ConfigDiff
-	60,  // 65: imagepin.v1.CheckResponse.findings:type_name -> imagepin.v1.Finding
-	59,  // 66: imagepin.v1.DeepCheckResponse.progress:type_name -> imagepin.v1.DeepCheckProgress
-	56,  // 67: imagepin.v1.DeepCheckResponse.result:type_name -> imagepin.v1.CheckResponse
-	3,   // 68: imagepin.v1.ApplyRequest.credential:type_name -> imagepin.v1.Credential
-	3,   // 69: imagepin.v1.RollbackRequest.credential:type_name -> imagepin.v1.Credential
-	66,  // 70: imagepin.v1.ApplyResponse.progress:type_name -> imagepin.v1.ApplyProgress
-	67,  // 71: imagepin.v1.ApplyResponse.result:type_name -> imagepin.v1.ApplyResult
-	68,  // 72: imagepin.v1.ApplyResult.changes:type_name -> imagepin.v1.LockChange
-	71,  // 73: imagepin.v1.LockStatusResponse.lock:type_name -> imagepin.v1.Lock
-	71,  // 74: imagepin.v1.LockStatusResponse.previous:type_name -> imagepin.v1.Lock
-	66,  // 75: imagepin.v1.LockStatusResponse.applying:type_name -> imagepin.v1.ApplyProgress
-	72,  // 76: imagepin.v1.LockStatusResponse.failed:type_name -> imagepin.v1.LockFailure
-	74,  // 77: imagepin.v1.LockStatusResponse.images:type_name -> imagepin.v1.LockedImage
-	75,  // 78: imagepin.v1.LockStatusResponse.extra:type_name -> imagepin.v1.ExtraImage
-	76,  // 79: imagepin.v1.LockStatusResponse.drifted:type_name -> imagepin.v1.DriftedContainer
-	73,  // 80: imagepin.v1.LockStatusResponse.counts:type_name -> imagepin.v1.LockCounts
-	85,  // 81: imagepin.v1.Lock.applied_at:type_name -> google.protobuf.Timestamp
-	85,  // 82: imagepin.v1.LockFailure.at:type_name -> google.protobuf.Timestamp
-	1,   // 83: imagepin.v1.LockedImage.ready:type_name -> imagepin.v1.Target
-	1,   // 84: imagepin.v1.LockedImage.missing:type_name -> imagepin.v1.Target
-	67,  // 85: imagepin.v1.RemoveLockResponse.result:type_name -> imagepin.v1.ApplyResult
-	68,  // 86: imagepin.v1.LockEvent.changes:type_name -> imagepin.v1.LockChange
-	4,   // 87: imagepin.v1.PinEvent.pin:type_name -> imagepin.v1.Pin
-	7,   // 88: imagepin.v1.Control.Images:input_type -> imagepin.v1.ImagesRequest
-	7,   // 89: imagepin.v1.Control.StreamImages:input_type -> imagepin.v1.ImagesRequest
-	9,   // 90: imagepin.v1.Control.Inspect:input_type -> imagepin.v1.InspectRequest
-	12,  // 91: imagepin.v1.Control.Resolve:input_type -> imagepin.v1.ResolveRequest
-	15,  // 92: imagepin.v1.Control.Pull:input_type -> imagepin.v1.PullRequest
-	19,  // 93: imagepin.v1.Control.Pins:input_type -> imagepin.v1.PinsRequest
-	19,  // 94: imagepin.v1.Control.StreamPins:input_type -> imagepin.v1.PinsRequest
-	21,  // 95: imagepin.v1.Control.SetPin:input_type -> imagepin.v1.SetPinRequest
-	28,  // 96: imagepin.v1.Control.RemovePin:input_type -> imagepin.v1.RemovePinRequest
-	30,  // 97: imagepin.v1.Control.Refresh:input_type -> imagepin.v1.RefreshRequest
-	23,  // 98: imagepin.v1.Control.UndoPin:input_type -> imagepin.v1.UndoPinRequest
-	24,  // 99: imagepin.v1.Control.RemoveImage:input_type -> imagepin.v1.RemoveImageRequest
-	26,  // 100: imagepin.v1.Control.Prune:input_type -> imagepin.v1.PruneRequest
-	34,  // 101: imagepin.v1.Control.Status:input_type -> imagepin.v1.StatusRequest
-	42,  // 102: imagepin.v1.Control.DiskUsage:input_type -> imagepin.v1.DiskUsageRequest
-	48,  // 103: imagepin.v1.Control.Events:input_type -> imagepin.v1.EventsRequest
-	50,  // 104: imagepin.v1.Control.Diff:input_type -> imagepin.v1.DiffRequest
-	61,  // 105: imagepin.v1.Control.Apply:input_type -> imagepin.v1.ApplyRequest
-	62,  // 106: imagepin.v1.Control.CancelApply:input_type -> imagepin.v1.CancelApplyRequest
-	64,  // 107: imagepin.v1.Control.Rollback:input_type -> imagepin.v1.RollbackRequest
-	69,  // 108: imagepin.v1.Control.LockStatus:input_type -> imagepin.v1.LockStatusRequest
-	77,  // 109: imagepin.v1.Control.RemoveLock:input_type -> imagepin.v1.RemoveLockRequest
-	55,  // 110: imagepin.v1.Control.Check:input_type -> imagepin.v1.CheckRequest
-	57,  // 111: imagepin.v1.Control.DeepCheck:input_type -> imagepin.v1.DeepCheckRequest
-	80,  // 112: imagepin.v1.Control.Uninstall:input_type -> imagepin.v1.UninstallRequest
-	82,  // 113: imagepin.v1.Control.Version:input_type -> imagepin.v1.VersionRequest
-	8,   // 114: imagepin.v1.Control.Images:output_type -> imagepin.v1.ImagesResponse
-	8,   // 115: imagepin.v1.Control.StreamImages:output_type -> imagepin.v1.ImagesResponse
-	10,  // 116: imagepin.v1.Control.Inspect:output_type -> imagepin.v1.InspectResponse
-	13,  // 117: imagepin.v1.Control.Resolve:output_type -> imagepin.v1.ResolveResponse
-	16,  // 118: imagepin.v1.Control.Pull:output_type -> imagepin.v1.PullResponse
-	20,  // 119: imagepin.v1.Control.Pins:output_type -> imagepin.v1.PinsResponse
-	20,  // 120: imagepin.v1.Control.StreamPins:output_type -> imagepin.v1.PinsResponse
-	22,  // 121: imagepin.v1.Control.SetPin:output_type -> imagepin.v1.SetPinResponse
-	29,  // 122: imagepin.v1.Control.RemovePin:output_type -> imagepin.v1.RemovePinResponse
-	31,  // 123: imagepin.v1.Control.Refresh:output_type -> imagepin.v1.RefreshResponse
-	22,  // 124: imagepin.v1.Control.UndoPin:output_type -> imagepin.v1.SetPinResponse
-	25,  // 125: imagepin.v1.Control.RemoveImage:output_type -> imagepin.v1.RemoveImageResponse
-	27,  // 126: imagepin.v1.Control.Prune:output_type -> imagepin.v1.PruneResponse
-	35,  // 127: imagepin.v1.Control.Status:output_type -> imagepin.v1.StatusResponse
-	43,  // 128: imagepin.v1.Control.DiskUsage:output_type -> imagepin.v1.DiskUsageResponse
-	49,  // 129: imagepin.v1.Control.Events:output_type -> imagepin.v1.Event
-	51,  // 130: imagepin.v1.Control.Diff:output_type -> imagepin.v1.DiffResponse
-	65,  // 131: imagepin.v1.Control.Apply:output_type -> imagepin.v1.ApplyResponse
-	63,  // 132: imagepin.v1.Control.CancelApply:output_type -> imagepin.v1.CancelApplyResponse
-	65,  // 133: imagepin.v1.Control.Rollback:output_type -> imagepin.v1.ApplyResponse
-	70,  // 134: imagepin.v1.Control.LockStatus:output_type -> imagepin.v1.LockStatusResponse
-	78,  // 135: imagepin.v1.Control.RemoveLock:output_type -> imagepin.v1.RemoveLockResponse
-	56,  // 136: imagepin.v1.Control.Check:output_type -> imagepin.v1.CheckResponse
-	58,  // 137: imagepin.v1.Control.DeepCheck:output_type -> imagepin.v1.DeepCheckResponse
-	81,  // 138: imagepin.v1.Control.Uninstall:output_type -> imagepin.v1.UninstallResponse
-	83,  // 139: imagepin.v1.Control.Version:output_type -> imagepin.v1.VersionResponse
-	114, // [114:140] is the sub-list for method output_type
-	88,  // [88:114] is the sub-list for method input_type
-	88,  // [88:88] is the sub-list for extension type_name
-	88,  // [88:88] is the sub-list for extension extendee
-	0,   // [0:88] is the sub-list for field type_name
+	46,  // 56: imagepin.v1.DiskUsageResponse.resumable_content:type_name -> imagepin.v1.ContentUsage
+	45,  // 57: imagepin.v1.ImageUsage.unpacked:type_name -> imagepin.v1.UnpackedUsage
+	85,  // 58: imagepin.v1.Event.at:type_name -> google.protobuf.Timestamp
+	1,   // 59: imagepin.v1.Event.targets:type_name -> imagepin.v1.Target
+	3,   // 60: imagepin.v1.DiffRequest.credential:type_name -> imagepin.v1.Credential
+	0,   // 61: imagepin.v1.DiffResponse.from:type_name -> imagepin.v1.Descriptor
+	0,   // 62: imagepin.v1.DiffResponse.to:type_name -> imagepin.v1.Descriptor
+	52,  // 63: imagepin.v1.DiffResponse.platforms:type_name -> imagepin.v1.PlatformDiff
+	53,  // 64: imagepin.v1.PlatformDiff.layers:type_name -> imagepin.v1.LayerDiff
+	54,  // 65: imagepin.v1.PlatformDiff.config:type_name -> imagepin.v1.ConfigDiff
+	60,  // 66: imagepin.v1.CheckResponse.findings:type_name -> imagepin.v1.Finding
+	59,  // 67: imagepin.v1.DeepCheckResponse.progress:type_name -> imagepin.v1.DeepCheckProgress
+	56,  // 68: imagepin.v1.DeepCheckResponse.result:type_name -> imagepin.v1.CheckResponse
+	3,   // 69: imagepin.v1.ApplyRequest.credential:type_name -> imagepin.v1.Credential
+	3,   // 70: imagepin.v1.RollbackRequest.credential:type_name -> imagepin.v1.Credential
+	66,  // 71: imagepin.v1.ApplyResponse.progress:type_name -> imagepin.v1.ApplyProgress
+	67,  // 72: imagepin.v1.ApplyResponse.result:type_name -> imagepin.v1.ApplyResult
+	68,  // 73: imagepin.v1.ApplyResult.changes:type_name -> imagepin.v1.LockChange
+	71,  // 74: imagepin.v1.LockStatusResponse.lock:type_name -> imagepin.v1.Lock
+	71,  // 75: imagepin.v1.LockStatusResponse.previous:type_name -> imagepin.v1.Lock
+	66,  // 76: imagepin.v1.LockStatusResponse.applying:type_name -> imagepin.v1.ApplyProgress
+	72,  // 77: imagepin.v1.LockStatusResponse.failed:type_name -> imagepin.v1.LockFailure
+	74,  // 78: imagepin.v1.LockStatusResponse.images:type_name -> imagepin.v1.LockedImage
+	75,  // 79: imagepin.v1.LockStatusResponse.extra:type_name -> imagepin.v1.ExtraImage
+	76,  // 80: imagepin.v1.LockStatusResponse.drifted:type_name -> imagepin.v1.DriftedContainer
+	73,  // 81: imagepin.v1.LockStatusResponse.counts:type_name -> imagepin.v1.LockCounts
+	85,  // 82: imagepin.v1.Lock.applied_at:type_name -> google.protobuf.Timestamp
+	85,  // 83: imagepin.v1.LockFailure.at:type_name -> google.protobuf.Timestamp
+	1,   // 84: imagepin.v1.LockedImage.ready:type_name -> imagepin.v1.Target
+	1,   // 85: imagepin.v1.LockedImage.missing:type_name -> imagepin.v1.Target
+	67,  // 86: imagepin.v1.RemoveLockResponse.result:type_name -> imagepin.v1.ApplyResult
+	68,  // 87: imagepin.v1.LockEvent.changes:type_name -> imagepin.v1.LockChange
+	4,   // 88: imagepin.v1.PinEvent.pin:type_name -> imagepin.v1.Pin
+	7,   // 89: imagepin.v1.Control.Images:input_type -> imagepin.v1.ImagesRequest
+	7,   // 90: imagepin.v1.Control.StreamImages:input_type -> imagepin.v1.ImagesRequest
+	9,   // 91: imagepin.v1.Control.Inspect:input_type -> imagepin.v1.InspectRequest
+	12,  // 92: imagepin.v1.Control.Resolve:input_type -> imagepin.v1.ResolveRequest
+	15,  // 93: imagepin.v1.Control.Pull:input_type -> imagepin.v1.PullRequest
+	19,  // 94: imagepin.v1.Control.Pins:input_type -> imagepin.v1.PinsRequest
+	19,  // 95: imagepin.v1.Control.StreamPins:input_type -> imagepin.v1.PinsRequest
+	21,  // 96: imagepin.v1.Control.SetPin:input_type -> imagepin.v1.SetPinRequest
+	28,  // 97: imagepin.v1.Control.RemovePin:input_type -> imagepin.v1.RemovePinRequest
+	30,  // 98: imagepin.v1.Control.Refresh:input_type -> imagepin.v1.RefreshRequest
+	23,  // 99: imagepin.v1.Control.UndoPin:input_type -> imagepin.v1.UndoPinRequest
+	24,  // 100: imagepin.v1.Control.RemoveImage:input_type -> imagepin.v1.RemoveImageRequest
+	26,  // 101: imagepin.v1.Control.Prune:input_type -> imagepin.v1.PruneRequest
+	34,  // 102: imagepin.v1.Control.Status:input_type -> imagepin.v1.StatusRequest
+	42,  // 103: imagepin.v1.Control.DiskUsage:input_type -> imagepin.v1.DiskUsageRequest
+	48,  // 104: imagepin.v1.Control.Events:input_type -> imagepin.v1.EventsRequest
+	50,  // 105: imagepin.v1.Control.Diff:input_type -> imagepin.v1.DiffRequest
+	61,  // 106: imagepin.v1.Control.Apply:input_type -> imagepin.v1.ApplyRequest
+	62,  // 107: imagepin.v1.Control.CancelApply:input_type -> imagepin.v1.CancelApplyRequest
+	64,  // 108: imagepin.v1.Control.Rollback:input_type -> imagepin.v1.RollbackRequest
+	69,  // 109: imagepin.v1.Control.LockStatus:input_type -> imagepin.v1.LockStatusRequest
+	77,  // 110: imagepin.v1.Control.RemoveLock:input_type -> imagepin.v1.RemoveLockRequest
+	55,  // 111: imagepin.v1.Control.Check:input_type -> imagepin.v1.CheckRequest
+	57,  // 112: imagepin.v1.Control.DeepCheck:input_type -> imagepin.v1.DeepCheckRequest
+	80,  // 113: imagepin.v1.Control.Uninstall:input_type -> imagepin.v1.UninstallRequest
+	82,  // 114: imagepin.v1.Control.Version:input_type -> imagepin.v1.VersionRequest
+	8,   // 115: imagepin.v1.Control.Images:output_type -> imagepin.v1.ImagesResponse
+	8,   // 116: imagepin.v1.Control.StreamImages:output_type -> imagepin.v1.ImagesResponse
+	10,  // 117: imagepin.v1.Control.Inspect:output_type -> imagepin.v1.InspectResponse
+	13,  // 118: imagepin.v1.Control.Resolve:output_type -> imagepin.v1.ResolveResponse
+	16,  // 119: imagepin.v1.Control.Pull:output_type -> imagepin.v1.PullResponse
+	20,  // 120: imagepin.v1.Control.Pins:output_type -> imagepin.v1.PinsResponse
+	20,  // 121: imagepin.v1.Control.StreamPins:output_type -> imagepin.v1.PinsResponse
+	22,  // 122: imagepin.v1.Control.SetPin:output_type -> imagepin.v1.SetPinResponse
+	29,  // 123: imagepin.v1.Control.RemovePin:output_type -> imagepin.v1.RemovePinResponse
+	31,  // 124: imagepin.v1.Control.Refresh:output_type -> imagepin.v1.RefreshResponse
+	22,  // 125: imagepin.v1.Control.UndoPin:output_type -> imagepin.v1.SetPinResponse
+	25,  // 126: imagepin.v1.Control.RemoveImage:output_type -> imagepin.v1.RemoveImageResponse
+	27,  // 127: imagepin.v1.Control.Prune:output_type -> imagepin.v1.PruneResponse
+	35,  // 128: imagepin.v1.Control.Status:output_type -> imagepin.v1.StatusResponse
+	43,  // 129: imagepin.v1.Control.DiskUsage:output_type -> imagepin.v1.DiskUsageResponse
+	49,  // 130: imagepin.v1.Control.Events:output_type -> imagepin.v1.Event
+	51,  // 131: imagepin.v1.Control.Diff:output_type -> imagepin.v1.DiffResponse
+	65,  // 132: imagepin.v1.Control.Apply:output_type -> imagepin.v1.ApplyResponse
+	63,  // 133: imagepin.v1.Control.CancelApply:output_type -> imagepin.v1.CancelApplyResponse
+	65,  // 134: imagepin.v1.Control.Rollback:output_type -> imagepin.v1.ApplyResponse
+	70,  // 135: imagepin.v1.Control.LockStatus:output_type -> imagepin.v1.LockStatusResponse
+	78,  // 136: imagepin.v1.Control.RemoveLock:output_type -> imagepin.v1.RemoveLockResponse
+	56,  // 137: imagepin.v1.Control.Check:output_type -> imagepin.v1.CheckResponse
+	58,  // 138: imagepin.v1.Control.DeepCheck:output_type -> imagepin.v1.DeepCheckResponse
+	81,  // 139: imagepin.v1.Control.Uninstall:output_type -> imagepin.v1.UninstallResponse
+	83,  // 140: imagepin.v1.Control.Version:output_type -> imagepin.v1.VersionResponse
+	115, // [115:141] is the sub-list for method output_type
+	89,  // [89:115] is the sub-list for method input_type
+	89,  // [89:89] is the sub-list for extension type_name
+	89,  // [89:89] is the sub-list for extension extendee
+	0,   // [0:89] is the sub-list for field type_name
 }
 
 func init() { file_imagepin_v1_imagepin_proto_init() }

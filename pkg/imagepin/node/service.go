@@ -20,6 +20,7 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin/control"
 	"github.com/imagepin/imagepin/pkg/imagepin/cri"
 	"github.com/imagepin/imagepin/pkg/imagepin/health"
+	"github.com/imagepin/imagepin/pkg/imagepin/internal/lease"
 	"github.com/imagepin/imagepin/pkg/imagepin/pull"
 	"github.com/imagepin/imagepin/pkg/imagepin/reconcile"
 	"github.com/imagepin/imagepin/pkg/imagepin/usage"
@@ -82,7 +83,7 @@ func (n *Node) Serve(upstream cri.Upstream) (*Service, error) {
 		Snapshotter: n.containerd.Snapshots, Runtimes: n.runtimes, Settings: func() apply.Settings { return n.active.Load().apply }, Containers: s.cri.RunningContainers, Notify: n.notifyLock,
 	})
 	s.control = control.New(control.Config{
-		Health: s.reconciler, Uninstall: s.uninstall, Status: s.status, Remover: remover{s.cri}, Locks: s.applier, Registry: registry{n}, Events: n.containerd.Events, Records: n.containerd.Records,
+		Health: s.reconciler, Uninstall: s.uninstall, Status: s.status, Remover: remover{s.cri, lease.NewResumes(n.containerd.Leases, n.containerd.Content), n.store.Collect}, Locks: s.applier, Registry: registry{n}, Events: n.containerd.Events, Records: n.containerd.Records,
 		Usage: usage.New(usage.Config{
 			Images: n.store, Records: n.containerd.Records, Content: n.containerd.Content, Leases: n.containerd.Leases, Snapshotter: n.containerd.Snapshots,
 		}),
@@ -98,10 +99,24 @@ func (n *Node) Serve(upstream cri.Upstream) (*Service, error) {
 }
 
 // remover is the removal of images for the control service.
-type remover struct{ *cri.Service }
+type remover struct {
+	*cri.Service
+	resumes *lease.Resumes
+	collect func(context.Context) error
+}
 
+// Prune also frees what failed pulls have fetched, of whatever age, unless only the images of a handler are to be removed.
 func (r remover) Prune(ctx context.Context, o control.PruneOptions) ([]imagepin.Entry, error) {
-	return r.Service.Prune(ctx, cri.PruneOptions(o))
+	removed, err := r.Service.Prune(ctx, cri.PruneOptions(o))
+	if err != nil || o.DryRun || o.Handler != "" {
+		return removed, err
+	}
+	ctx = inNamespace(ctx)
+	freed, err := r.resumes.Free(ctx)
+	if freed {
+		err = errors.Join(err, r.collect(ctx))
+	}
+	return removed, err
 }
 
 // Reload replaces the setup and lists the images again. Calls in progress continue with the setup that they have read.

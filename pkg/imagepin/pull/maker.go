@@ -18,6 +18,7 @@ import (
 	"github.com/imagepin/imagepin/internal/failpoint"
 	"github.com/imagepin/imagepin/pkg/imagepin"
 	"github.com/imagepin/imagepin/pkg/imagepin/decide"
+	"github.com/imagepin/imagepin/pkg/imagepin/internal/errno"
 	"github.com/imagepin/imagepin/pkg/imagepin/internal/lease"
 	"github.com/imagepin/imagepin/pkg/imagepin/resolve"
 	"github.com/imagepin/imagepin/pkg/imagepin/store"
@@ -133,6 +134,7 @@ type Garbage interface {
 type Maker struct {
 	config   Config
 	unpacker *unpacker
+	resumes  *resumes
 }
 
 // New returns a Maker.
@@ -140,7 +142,7 @@ func New(c Config) *Maker {
 	if c.Clean == nil {
 		c.Clean = func(context.Context) error { return nil }
 	}
-	return &Maker{config: c, unpacker: newUnpacker(c)}
+	return &Maker{config: c, unpacker: newUnpacker(c), resumes: newResumes(c)}
 }
 
 // Job is an image to make ready.
@@ -211,6 +213,9 @@ func (m *Maker) tryMake(ctx context.Context, j Job) (entry imagepin.Entry, outco
 			j.Verdict, j.verified = moved.Verdict, false
 		case errors.Is(err, errRemoved):
 			j.retry = true // not Force: it trusts the content on the node
+		case errno.NoSpace(err) && ctx.Err() == nil && m.resumes.free(ctx):
+			m.collect(ctx)
+			j.retry = true
 		default:
 			return entry, outcome, err
 		}
@@ -278,9 +283,9 @@ func (m *Maker) makeAndRecord(ctx context.Context, j Job, use *use) (entry image
 	known, ok := m.ready(j.Ref, j.Root.Digest, j.Runtime.Target)
 	if !ok || j.Force || j.retry {
 		use.end()
-		err = lease.With(ctx, m.config.Leases, lease.Pull, func(ctx context.Context) (err error) {
+		err = m.resumes.with(ctx, func(ctx context.Context) (manifest digest.Digest, err error) {
 			entry, wrote, outcome, err = m.fetchAndRecord(ctx, j, use)
-			return err
+			return entry.Manifest, err
 		})
 		return entry, wrote, outcome, err
 	}

@@ -73,7 +73,7 @@ type Pulled struct {
 }
 
 // Pull pulls and unpacks the image that a reference resolves to, and returns once containerd's CRI service has the
-// image. It stops and leaves nothing behind when all its callers have gone.
+// image. It stops when all its callers have gone, and leaves only what a next pull continues with, for a day.
 //
 // Errors are [imagepin.Error]: InvalidReference (ErrInvalidArgument), NotInLock (ErrPermissionDenied), and the errors of [decide.Decider.Decide] and
 // [Maker.Make].

@@ -79,7 +79,7 @@ func (t *transfers) Transfer(ctx context.Context, src, dst any, opts ...transfer
 	}
 	locks, config := t.locks.of(from.registry), t.config
 	config.DuplicationSuppressor = locks
-	cs := download.NewStore(ingests{t.content, from.repository}, locks, t.windows)
+	cs := download.NewStore(from.ingests(t.content), locks, t.windows)
 	return local.NewTransferService(cs, nil, config).Transfer(ctx, src, dst, opts...)
 }
 

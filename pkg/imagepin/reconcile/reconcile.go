@@ -230,6 +230,7 @@ func (r *Reconciler) Run(ctx context.Context, ready func()) (err error) {
 		return err
 	}
 	r.started = true
+	r.repairs.owned.Go(func() { r.leftovers.expire(ctx) })
 	found, err := r.load(ctx)
 	if err != nil {
 		return err

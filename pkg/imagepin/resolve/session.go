@@ -347,7 +347,37 @@ func (s *Session) SetOptions(options ...transfer.ImageResolverOption) {
 // Stalled returns a channel that is closed when requests of the session have been open for timeout without progress. It
 // stops watching when ctx ends.
 func (s *Session) Stalled(ctx context.Context, timeout time.Duration) <-chan struct{} {
+	s.traffic.limit.Store(int64(timeout))
 	return s.traffic.stalled(timeout, ctx.Done())
+}
+
+// Hosts returns the registry hosts of the session with their paths, in the order in which they are asked. It is empty if their
+// configuration is invalid.
+func (s *Session) Hosts() []string {
+	hosts, err := s.hosts()
+	if err != nil {
+		return nil
+	}
+	names := make([]string, len(hosts))
+	for i, h := range hosts {
+		names[i] = h.Host + h.Path
+	}
+	return names
+}
+
+// Source returns the registry host that the bytes of a blob come from which a fetch returns now, as in [Session.Hosts]. It is
+// empty before the first one.
+func (s *Session) Source(d digest.Digest) (host string) {
+	all, err := s.hosts()
+	if err != nil {
+		return ""
+	}
+	s.blobs.with(d, func(b *blobState) {
+		if b.host >= 0 && b.host < len(all) {
+			host = all[b.host].Host + all[b.host].Path
+		}
+	})
+	return host
 }
 
 // Bytes returns the number of bytes that the session has received.

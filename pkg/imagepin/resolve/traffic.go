@@ -16,6 +16,7 @@ import (
 type traffic struct {
 	active atomic.Int64 // requests whose response is still being read
 	bytes  atomic.Int64 // bytes of responses read
+	limit  atomic.Int64 // time without progress after which a pull ends, a time.Duration; 0 means none
 
 	mu      sync.Mutex
 	answers map[string]*hostAnswer // by host and path
