@@ -15,7 +15,7 @@ import (
 var mark = regexp.MustCompile(`,"durable":"[^"]*"`)
 
 // TestUnmarkedAfterBoot starts a node after another boot, with images without a mark of durability. One has lost the content of all of
-// its files. ImageStatus waits for the comparison, offers the others, and offers the damaged one when it is unpacked again.
+// its files, and the registry is down. Calls wait for the comparison; the damaged image is offered when it is unpacked again.
 func TestUnmarkedAfterBoot(t *testing.T) {
 	t.Parallel()
 	r := testkit.NewRig(t, node.Options{})
@@ -23,6 +23,7 @@ func TestUnmarkedAfterBoot(t *testing.T) {
 	kept, _ := r.Push("kept:v1", testimages.Options{Version: "kept"}, testimages.HostPlatform())
 	r.MustPull(lost, "runc")
 	id := r.MustPull(kept, "runc")
+	r.MustRemovePod(r.MustPod("runc")) // pulls the sandbox image
 	truncateAll(t, r.DirectoryIn(lost, "overlayfs"))
 	all, err := r.Client().ImageService().List(testkit.NSContext(r.Ctx))
 	if err != nil {
@@ -50,9 +51,11 @@ func TestUnmarkedAfterBoot(t *testing.T) {
 	if err := os.WriteFile(file, []byte("another\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
+	r.Reg.Down()
 	if err := r.Restart(r.Ctx, nil); err != nil {
 		t.Fatal(err)
 	}
+	r.MustRemovePod(r.MustPod("runc"))
 	if got := r.MustStatus(kept, "runc").GetId(); got != id {
 		t.Errorf("ImageStatus of the intact image: got %q, want %s", got, id)
 	}
