@@ -45,6 +45,8 @@ type Config struct {
 	// Namespace is the containerd namespace of the CRI's images.
 	Namespace string
 	Health    Health
+	// Unverified says why a key that is ready could not be compared with its layers. It may be nil.
+	Unverified func(e imagepin.Entry) (why string)
 	// Uninstall removes all of imagepin's records after it has stopped all writers. With dry it only counts them.
 	Uninstall func(ctx context.Context, dry bool) (*api.UninstallResponse, error)
 	Remover   Remover

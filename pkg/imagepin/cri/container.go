@@ -40,10 +40,7 @@ func (s *containers) createContainer(ctx context.Context, r *runtime.CreateConta
 	}
 	s.sandboxes.updateMark(sandbox, r.GetSandboxConfig())
 	for _, spec := range imageSpecs(r) {
-		if s.WaitCompared == nil {
-			break
-		}
-		if err := s.WaitCompared(ctx, normalized(spec.GetImage())); err != nil {
+		if err := s.waitCompared(ctx, normalized(spec.GetImage())); err != nil {
 			return nil, err
 		}
 	}

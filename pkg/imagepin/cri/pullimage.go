@@ -34,6 +34,10 @@ func (s *imageCalls) pullImage(ctx context.Context, r *runtime.PullImageRequest,
 		return nil, err
 	}
 	name := r.GetImage().GetImage()
+	if err := s.waitCompared(ctx, normalized(name)); err != nil {
+		logPullFailed(ctx, r, c.runtime.Target.String(), err)
+		return nil, err
+	}
 	pulled, err := s.Puller.Pull(s.namespaced(ctx), pull.Request{
 		Ref: name, Runtime: c.runtime, Credential: credential(r.GetAuth()), Pod: podOf(r.GetSandboxConfig()),
 	})

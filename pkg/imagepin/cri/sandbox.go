@@ -58,6 +58,9 @@ func (s *containers) readySandboxImage(ctx context.Context, handler string) (rel
 	if err != nil {
 		return nil, err
 	}
+	if err := s.waitCompared(ctx, ref.String()); err != nil {
+		return nil, err
+	}
 	ready := func() (imagepin.Entry, error) {
 		nctx := s.namespaced(ctx)
 		held, locked := s.Pins.OfLock(ref.String())

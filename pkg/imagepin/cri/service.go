@@ -58,6 +58,19 @@ type Config struct {
 	WaitCompared func(ctx context.Context, name string) error
 }
 
+// waitCompared waits for the comparison of images. Names are normalized references or image IDs. The caller has no lock.
+func (c *Config) waitCompared(ctx context.Context, names ...string) error {
+	if c.WaitCompared == nil {
+		return nil
+	}
+	for _, name := range names {
+		if err := c.WaitCompared(ctx, name); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // Settings is the part of the configuration that a reload can change. A value is immutable.
 type Settings struct {
 	// SnapshotRoot returns the data directory of a snapshotter.

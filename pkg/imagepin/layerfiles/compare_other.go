@@ -11,3 +11,6 @@ func (t *Tree) Compare(context.Context, string, Options) (Result, error) {
 
 // Remote reports whether a directory is on a FUSE file system.
 func Remote(string) bool { return false }
+
+// InUserNamespace reports whether this process is in a user namespace.
+func InUserNamespace() bool { return false }

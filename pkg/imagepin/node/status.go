@@ -50,7 +50,7 @@ func (s *Service) status(ctx context.Context) *api.StatusResponse {
 	}
 	st.Targets, st.Images = n.targetStatus(inNamespace(ctx), now.runtimes)
 	st.Problems = append(problems(st), clusterProblem(ctx, now.cluster.client)...)
-	if n := len(s.reconciler.Unverified()); n > 0 {
+	if n := s.unverified(); n > 0 {
 		st.Problems = append(st.Problems, &api.Problem{
 			Message: fmt.Sprintf("unverified keys: %d", n),
 			Hint:    "After the last boot, their files could not be compared with their layers. Pods can use them. To see the reasons, run: imagepin check --deep",
@@ -66,6 +66,18 @@ func (s *Service) status(ctx context.Context) *api.StatusResponse {
 	}
 	slices.SortStableFunc(st.Problems, func(a, b *api.Problem) int { return strings.Compare(a.Message, b.Message) })
 	return st
+}
+
+// unverified returns the number of keys whose files could not be compared after the boot.
+func (s *Service) unverified() (n int) {
+	for _, img := range s.node.store.Images() {
+		for _, e := range img.Entries {
+			if s.reconciler.Unverified(e) != "" {
+				n++
+			}
+		}
+	}
+	return n
 }
 
 func (s *Service) indexStatus() *api.IndexStatus {

@@ -280,17 +280,14 @@ func repositoryOf(ref string) string {
 	return reference.TrimNamed(named).String()
 }
 
-// Unverified returns the keys in the index whose files could not be compared after the boot, and why.
-func (r *Reconciler) Unverified() map[imagepin.Key]string {
+// Unverified says why the files of a key in the index could not be compared after the boot. It returns "" for others.
+func (r *Reconciler) Unverified(e imagepin.Entry) (why string) {
+	if e.Durable != "" || e.ChainID == "" {
+		return ""
+	}
 	r.unmarked.mu.Lock()
 	defer r.unmarked.mu.Unlock()
-	all := make(map[imagepin.Key]string)
-	for k, why := range r.unmarked.unverified {
-		if e, ok := r.config.Store.Get(k); ok && e.Durable == "" {
-			all[k] = why
-		}
-	}
-	return all
+	return r.unmarked.unverified[e.Key]
 }
 
 // WaitCompared waits until an image is compared that is not known to be durable, and moves it to the front. name is a normalized

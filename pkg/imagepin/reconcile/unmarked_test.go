@@ -139,8 +139,8 @@ func TestUnmarkedUnverified(t *testing.T) {
 	if got := d.offered(); len(got) != 2 || !b.compared || len(*queued) > 0 || !slices.Equal(b.synced, []string{tagB}) {
 		t.Errorf("%q are offered, all compared: %t, queued %+v, synced %q", got, b.compared, *queued, b.synced)
 	}
-	if all := d.Unverified(); len(all) != 1 || !strings.HasSuffix(all[d.store.ByRef(tagA)[0].Key], "is not on the node") {
-		t.Errorf("got unverified %q, want %s", all, tagA)
+	if a, b := d.Unverified(d.store.ByRef(tagA)[0]), d.Unverified(d.store.ByRef(tagB)[0]); !strings.HasSuffix(a, "is not on the node") || b != "" {
+		t.Errorf("got unverified %q and %q, want only %s", a, b, tagA)
 	}
 	for _, img := range d.store.Images() {
 		if mark := img.Entries[0].Durable; mark != "" {
