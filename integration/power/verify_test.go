@@ -82,7 +82,7 @@ func (v *verification) wantIntact() {
 		}
 		for _, k := range keys {
 			if k.ImageId == img.ID && k.State != "damaged" {
-				v.compare(intact, k.Ref, img, k.Target.Snapshotter)
+				v.compare(intact, k.Ref+" ("+k.Source+")", img, k.Target.Snapshotter)
 			}
 		}
 		if !slices.ContainsFunc(keys, func(k *api.Key) bool { return k.ImageId == img.ID }) {
