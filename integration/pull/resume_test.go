@@ -15,10 +15,8 @@ import (
 	"github.com/imagepin/imagepin/integration/testkit"
 )
 
-// arrived is how much of a layer of a little more than 4 MiB has arrived when a pull is interrupted.
-const arrived = 3 << 20
-
-// TestResume interrupts a pull in different ways when 3 MiB of a layer of 4 MiB are on the node. The next pull fetches exactly the rest,
+// TestResume interrupts a pull in different ways when all but a MiB of a layer is on the node: 3 MiB, or so much that containerd
+// does not open the write again. The next pull fetches exactly the rest,
 // for the same target or for another one, unless it was freed by "imagepin prune". The failed pull leaves no image, no snapshot and no pin, and what it leaves expires.
 func TestResume(t *testing.T) {
 	t.Parallel()
@@ -28,6 +26,7 @@ func TestResume(t *testing.T) {
 		next      string // handler of the next pull
 		cut       bool
 		pruned    bool // before the next pull
+		size      int64
 		interrupt func(r *testkit.Rig, cancel func()) error
 	}{
 		{name: "cancel", interrupt: func(_ *testkit.Rig, cancel func()) error { cancel(); return nil }},
@@ -35,7 +34,7 @@ func TestResume(t *testing.T) {
 		{name: "prune", pruned: true, interrupt: func(_ *testkit.Rig, cancel func()) error { cancel(); return nil }},
 		{name: "cut connection", cut: true},
 		{name: "restart", interrupt: func(r *testkit.Rig, _ func()) error { return r.Restart(r.Ctx, nil) }},
-		{name: "kill", interrupt: func(r *testkit.Rig, _ func()) error {
+		{name: "kill", size: 18 << 20, interrupt: func(r *testkit.Rig, _ func()) error {
 			if err := r.Crash(); err != nil {
 				return err
 			}
@@ -44,8 +43,9 @@ func TestResume(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			r := r.In(t)
+			arrived := max(test.size, 4<<20) - 1<<20
 			repo := fmt.Sprintf("resume-%d:v1", i)
-			app := testkit.App(t, images.Options{Random: []images.Random{{Size: 4 << 20, Seed: uint64(i)}}, Compression: images.Uncompressed})
+			app := testkit.App(t, images.Options{Random: []images.Random{{Size: arrived + 1<<20, Seed: uint64(i)}}, Compression: images.Uncompressed})
 			testkit.Push(t, r.Reg, repo, app)
 			layer, size := largest(t, app)
 			ofLayer := func(q registry.Request) bool { return q.Method == "GET" && q.Reference == layer }

@@ -165,6 +165,7 @@ func (s ingests) copied(ctx context.Context, from write, o content.WriterOpts) (
 		}
 		return nil, fmt.Errorf("copy what has arrived of %s: %w", o.Desc.Digest, err)
 	}
+	log.G(ctx).WithField("digest", o.Desc.Digest).WithField("offset", from.offset).Info("continuing a blob that has arrived in part")
 	if err := s.Store.Abort(ctx, from.name); err != nil && !errdefs.IsNotFound(err) {
 		_ = w.Close()
 		return nil, err
