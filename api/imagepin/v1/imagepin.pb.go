@@ -2362,12 +2362,13 @@ type StatusResponse struct {
 	Targets           []*TargetStatus        `protobuf:"bytes,6,rep,name=targets,proto3" json:"targets,omitempty"`
 	Images            int64                  `protobuf:"varint,7,opt,name=images,proto3" json:"images,omitempty"` // image IDs
 	Pins              *PinStatus             `protobuf:"bytes,8,opt,name=pins,proto3" json:"pins,omitempty"`
-	Pulls             []*RunningPull         `protobuf:"bytes,9,rep,name=pulls,proto3" json:"pulls,omitempty"`                                                    // the oldest first
+	Pulls             []*RunningPull         `protobuf:"bytes,9,rep,name=pulls,proto3" json:"pulls,omitempty"`                                                    // the oldest first, at most 100
 	RegistryFallbacks int64                  `protobuf:"varint,10,opt,name=registry_fallbacks,json=registryFallbacks,proto3" json:"registry_fallbacks,omitempty"` // since the start: pulls that used the image on the node because no registry could be reached
 	Cluster           bool                   `protobuf:"varint,11,opt,name=cluster,proto3" json:"cluster,omitempty"`                                              // pins are agreed on in the Kubernetes API
 	Problems          []*Problem             `protobuf:"bytes,12,rep,name=problems,proto3" json:"problems,omitempty"`
-	At                *timestamppb.Timestamp `protobuf:"bytes,13,opt,name=at,proto3" json:"at,omitempty"`     // when this was the state
-	Lock              *LockSummary           `protobuf:"bytes,14,opt,name=lock,proto3" json:"lock,omitempty"` // unset if the node has no lock
+	At                *timestamppb.Timestamp `protobuf:"bytes,13,opt,name=at,proto3" json:"at,omitempty"`                                 // when this was the state
+	Lock              *LockSummary           `protobuf:"bytes,14,opt,name=lock,proto3" json:"lock,omitempty"`                             // unset if the node has no lock
+	MorePulls         int64                  `protobuf:"varint,15,opt,name=more_pulls,json=morePulls,proto3" json:"more_pulls,omitempty"` // pulls in progress that are not in pulls
 	unknownFields     protoimpl.UnknownFields
 	sizeCache         protoimpl.SizeCache
 }
@@ -2498,6 +2499,13 @@ func (x *StatusResponse) GetLock() *LockSummary {
 		return x.Lock
 	}
 	return nil
+}
+
+func (x *StatusResponse) GetMorePulls() int64 {
+	if x != nil {
+		return x.MorePulls
+	}
+	return 0
 }
 
 // LockSummary is the state of the lock in numbers.
@@ -2841,12 +2849,17 @@ func (x *PinStatus) GetMaxRetainedBytes() int64 {
 
 // RunningPull is a pull in progress.
 type RunningPull struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Ref           string                 `protobuf:"bytes,1,opt,name=ref,proto3" json:"ref,omitempty"`
-	Target        *Target                `protobuf:"bytes,2,opt,name=target,proto3" json:"target,omitempty"`
-	Since         *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=since,proto3" json:"since,omitempty"`
-	Received      int64                  `protobuf:"varint,4,opt,name=received,proto3" json:"received,omitempty"` // bytes from registries
-	Total         int64                  `protobuf:"varint,5,opt,name=total,proto3" json:"total,omitempty"`       // bytes that are fetched; 0 while not known
+	state       protoimpl.MessageState `protogen:"open.v1"`
+	Ref         string                 `protobuf:"bytes,1,opt,name=ref,proto3" json:"ref,omitempty"`
+	Target      *Target                `protobuf:"bytes,2,opt,name=target,proto3" json:"target,omitempty"`
+	Since       *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=since,proto3" json:"since,omitempty"`
+	Received    int64                  `protobuf:"varint,4,opt,name=received,proto3" json:"received,omitempty"`                          // bytes from registries
+	Total       int64                  `protobuf:"varint,5,opt,name=total,proto3" json:"total,omitempty"`                                // bytes that are fetched; 0 while not known
+	Rate        int64                  `protobuf:"varint,6,opt,name=rate,proto3" json:"rate,omitempty"`                                  // bytes per second over the last 10 seconds
+	LeftSeconds int64                  `protobuf:"varint,7,opt,name=left_seconds,json=leftSeconds,proto3" json:"left_seconds,omitempty"` // until all is received at this rate; 0 if not known
+	// What it waits for: "registry"; "rate limit"; "unpack" if it receives nothing; "another pull" that writes what it needs. Empty
+	// while not known.
+	WaitsFor      string `protobuf:"bytes,8,opt,name=waits_for,json=waitsFor,proto3" json:"waits_for,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2914,6 +2927,27 @@ func (x *RunningPull) GetTotal() int64 {
 		return x.Total
 	}
 	return 0
+}
+
+func (x *RunningPull) GetRate() int64 {
+	if x != nil {
+		return x.Rate
+	}
+	return 0
+}
+
+func (x *RunningPull) GetLeftSeconds() int64 {
+	if x != nil {
+		return x.LeftSeconds
+	}
+	return 0
+}
+
+func (x *RunningPull) GetWaitsFor() string {
+	if x != nil {
+		return x.WaitsFor
+	}
+	return ""
 }
 
 // Problem is something that needs an operator.
@@ -6030,7 +6064,7 @@ const file_imagepin_v1_imagepin_proto_rawDesc = "" +
 	"\x06before\x18\x03 \x01(\tR\x06before\x12\x14\n" +
 	"\x05after\x18\x04 \x01(\tR\x05after\x12\x14\n" +
 	"\x05error\x18\x05 \x01(\tR\x05error\"\x0f\n" +
-	"\rStatusRequest\"\xd6\x04\n" +
+	"\rStatusRequest\"\xf5\x04\n" +
 	"\x0eStatusResponse\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x12-\n" +
 	"\x12containerd_version\x18\x02 \x01(\tR\x11containerdVersion\x12\x12\n" +
@@ -6047,7 +6081,9 @@ const file_imagepin_v1_imagepin_proto_rawDesc = "" +
 	"\acluster\x18\v \x01(\bR\acluster\x120\n" +
 	"\bproblems\x18\f \x03(\v2\x14.imagepin.v1.ProblemR\bproblems\x12*\n" +
 	"\x02at\x18\r \x01(\v2\x1a.google.protobuf.TimestampR\x02at\x12,\n" +
-	"\x04lock\x18\x0e \x01(\v2\x18.imagepin.v1.LockSummaryR\x04lock\"\xd5\x01\n" +
+	"\x04lock\x18\x0e \x01(\v2\x18.imagepin.v1.LockSummaryR\x04lock\x12\x1d\n" +
+	"\n" +
+	"more_pulls\x18\x0f \x01(\x03R\tmorePulls\"\xd5\x01\n" +
 	"\vLockSummary\x12\x16\n" +
 	"\x06digest\x18\x01 \x01(\tR\x06digest\x12\x16\n" +
 	"\x06images\x18\x02 \x01(\x03R\x06images\x12\x14\n" +
@@ -6076,13 +6112,16 @@ const file_imagepin_v1_imagepin_proto_rawDesc = "" +
 	"\adrifted\x18\x02 \x01(\x03R\adrifted\x12 \n" +
 	"\vprovisional\x18\x03 \x01(\x03R\vprovisional\x12%\n" +
 	"\x0eretained_bytes\x18\x04 \x01(\x03R\rretainedBytes\x12,\n" +
-	"\x12max_retained_bytes\x18\x05 \x01(\x03R\x10maxRetainedBytes\"\xb0\x01\n" +
+	"\x12max_retained_bytes\x18\x05 \x01(\x03R\x10maxRetainedBytes\"\x84\x02\n" +
 	"\vRunningPull\x12\x10\n" +
 	"\x03ref\x18\x01 \x01(\tR\x03ref\x12+\n" +
 	"\x06target\x18\x02 \x01(\v2\x13.imagepin.v1.TargetR\x06target\x120\n" +
 	"\x05since\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\x12\x1a\n" +
 	"\breceived\x18\x04 \x01(\x03R\breceived\x12\x14\n" +
-	"\x05total\x18\x05 \x01(\x03R\x05total\"7\n" +
+	"\x05total\x18\x05 \x01(\x03R\x05total\x12\x12\n" +
+	"\x04rate\x18\x06 \x01(\x03R\x04rate\x12!\n" +
+	"\fleft_seconds\x18\a \x01(\x03R\vleftSeconds\x12\x1b\n" +
+	"\twaits_for\x18\b \x01(\tR\bwaitsFor\"7\n" +
 	"\aProblem\x12\x18\n" +
 	"\amessage\x18\x01 \x01(\tR\amessage\x12\x12\n" +
 	"\x04hint\x18\x02 \x01(\tR\x04hint\"-\n" +

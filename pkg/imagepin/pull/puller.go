@@ -144,7 +144,7 @@ func (p *Puller) pull(ctx context.Context, q decide.Request, r Request) (pulled 
 // decideAndMake resolves a reference and makes the result ready. What the reference resolved to before can be removed
 // meanwhile.
 func (p *Puller) decideAndMake(ctx context.Context, q decide.Request, r Request) (Pulled, error) {
-	m, end := p.meters.start(q.Ref.String(), q.Target)
+	ctx, m, end := p.meters.start(ctx, q.Ref.String(), q.Target)
 	defer end()
 	v, err := p.decider.Decide(ctx, q)
 	if err != nil {
@@ -196,7 +196,7 @@ func (p *Puller) MakeReady(ctx context.Context, n Need) (imagepin.Entry, error) 
 
 // make runs a job and reports its outcome to the observer.
 func (p *Puller) make(ctx context.Context, j Job) (Pulled, error) {
-	m, end := p.meters.start(j.Ref.String(), j.Runtime.Target)
+	ctx, m, end := p.meters.start(ctx, j.Ref.String(), j.Runtime.Target)
 	defer end()
 	j.meter = m
 	made, err := pulledOf(p.maker.Make(ctx, j))
@@ -206,7 +206,9 @@ func (p *Puller) make(ctx context.Context, j Job) (Pulled, error) {
 
 // Repair is [Maker.Repair]. It reports the outcome to the observer.
 func (p *Puller) Repair(ctx context.Context, e imagepin.Entry) (Outcome, error) {
-	outcome, err := p.maker.Repair(ctx, e)
+	ctx, m, end := p.meters.start(ctx, e.Ref, e.Target)
+	defer end()
+	outcome, err := p.maker.repair(ctx, e, m)
 	p.observer.Pulled(outcome)
 	if outcome == Failed {
 		p.observer.RepairFailed()

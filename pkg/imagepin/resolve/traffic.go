@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/imagepin/imagepin/pkg/imagepin"
+	"github.com/imagepin/imagepin/pkg/imagepin/bandwidth"
 )
 
 // traffic tracks the requests of a session to the registry hosts.
@@ -216,14 +217,21 @@ func (t *traffic) watchTokens(registry, path string, base http.RoundTripper) htt
 func (t *traffic) count(base http.RoundTripper) http.RoundTripper {
 	return roundTripper(func(req *http.Request) (*http.Response, error) {
 		t.active.Add(1)
-		resp, err := base.RoundTrip(req)
+		flow := bandwidth.Of(req.Context())
+		resp, err := roundTripOf(flow, base, req)
 		if err != nil {
 			t.active.Add(-1)
 			return nil, err
 		}
-		resp.Body = &watchedBody{ReadCloser: limited(req.Context(), resp.Body), traffic: t}
+		resp.Body = &watchedBody{ReadCloser: limited(req.Context(), resp.Body), traffic: t, flow: flow}
 		return resp, nil
 	})
+}
+
+// roundTripOf sends a request of a flow.
+func roundTripOf(flow *bandwidth.Flow, base http.RoundTripper, req *http.Request) (resp *http.Response, err error) {
+	flow.Receive(func() { resp, err = base.RoundTrip(req) })
+	return resp, err
 }
 
 // hostname returns a host without its path.
@@ -239,11 +247,12 @@ func (f roundTripper) RoundTrip(req *http.Request) (*http.Response, error) { ret
 type watchedBody struct {
 	io.ReadCloser
 	traffic *traffic
+	flow    *bandwidth.Flow
 	once    sync.Once
 }
 
-func (b *watchedBody) Read(p []byte) (int, error) {
-	n, err := b.ReadCloser.Read(p)
+func (b *watchedBody) Read(p []byte) (n int, err error) {
+	b.flow.Receive(func() { n, err = b.ReadCloser.Read(p) })
 	b.traffic.bytes.Add(int64(n))
 	return n, err
 }
