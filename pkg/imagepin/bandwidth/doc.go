@@ -1,2 +1,2 @@
-// Package bandwidth says what the pulls of a node receive from registries, and what they wait for.
+// Package bandwidth limits what the pulls of a node receive from registries, and says what they wait for.
 package bandwidth

@@ -55,7 +55,7 @@ func (n *Node) Serve(upstream cri.Upstream) (*Service, error) {
 	s.ending, s.end = context.WithCancel(context.Background())
 	maker := pull.New(pull.Config{
 		Content: n.containerd.Content, Leases: n.containerd.Leases, Images: n.store, Pins: n.decider, Proofs: n.proofs,
-		Sessions: registry{n}, Retained: n.retainer, Garbage: n, Locks: &n.locks, Runtimes: n.runtimes,
+		Sessions: registry{n}, Retained: n.retainer, Bandwidth: &n.bandwidth, Garbage: n, Locks: &n.locks, Runtimes: n.runtimes,
 		Upstream: cri.Visibility{Images: runtime.NewImageServiceClient(upstream), Remind: n.remind},
 		Settings: func() *pull.Settings { return n.active.Load().pull },
 	})
@@ -112,6 +112,7 @@ func (s *Service) Reload(setup Setup) error {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.node.bandwidth.SetRate(next.Settings.MaxDownloadRate)
 	if last := s.node.active.Swap(next); last.cluster.client != nil && last.cluster.client != next.cluster.client {
 		last.cluster.client.Close()
 	}

@@ -17,6 +17,7 @@ import (
 
 	"github.com/imagepin/imagepin/internal/failpoint"
 	"github.com/imagepin/imagepin/pkg/imagepin"
+	"github.com/imagepin/imagepin/pkg/imagepin/bandwidth"
 	"github.com/imagepin/imagepin/pkg/imagepin/decide"
 	"github.com/imagepin/imagepin/pkg/imagepin/internal/lease"
 	"github.com/imagepin/imagepin/pkg/imagepin/resolve"
@@ -24,7 +25,7 @@ import (
 	"github.com/imagepin/imagepin/pkg/runtimeplatform"
 )
 
-// Config has the dependencies of a [Maker]. All fields are required.
+// Config has the dependencies of a [Maker]. All fields are required, except Bandwidth.
 type Config struct {
 	Content  content.Store
 	Leases   leases.Manager
@@ -36,6 +37,8 @@ type Config struct {
 	Upstream Upstream
 	Garbage  Garbage
 	Locks    *Locks
+	// Bandwidth limits what all pulls receive. nil means no limit.
+	Bandwidth *bandwidth.Limiter
 	// Settings returns the current settings. It is called for each pull.
 	Settings func() *Settings
 	// Runtimes returns the runtime handlers of the node.

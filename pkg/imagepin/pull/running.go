@@ -93,8 +93,8 @@ type meters struct {
 }
 
 // start returns the meter of a pull, and a context for it. Call end when the pull ends.
-func (s *meters) start(ctx context.Context, ref string, t runtimeplatform.Target) (_ context.Context, m *meter, end func()) {
-	m = &meter{ref: ref, target: t, since: time.Now(), flow: &bandwidth.Flow{}}
+func (s *meters) start(ctx context.Context, node *bandwidth.Limiter, ref string, t runtimeplatform.Target) (_ context.Context, m *meter, end func()) {
+	m = &meter{ref: ref, target: t, since: time.Now(), flow: bandwidth.NewFlow(ctx, node)}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.all == nil {

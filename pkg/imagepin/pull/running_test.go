@@ -48,7 +48,7 @@ func TestRunning(t *testing.T) {
 			t.Errorf("got %v", all)
 		}
 		target := runtimeplatform.Target{Platform: "linux/amd64", Snapshotter: "overlayfs"}
-		ctx, m, end := p.meters.start(t.Context(), "registry.example.com/app:v1", target)
+		ctx, m, end := p.meters.start(t.Context(), nil, "registry.example.com/app:v1", target)
 		want := func(w Running) {
 			t.Helper()
 			w.Ref, w.Target, w.Since = "registry.example.com/app:v1", target, m.since
