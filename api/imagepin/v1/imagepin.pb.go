@@ -2366,8 +2366,9 @@ type StatusResponse struct {
 	RegistryFallbacks int64                  `protobuf:"varint,10,opt,name=registry_fallbacks,json=registryFallbacks,proto3" json:"registry_fallbacks,omitempty"` // since the start: pulls that used the image on the node because no registry could be reached
 	Cluster           bool                   `protobuf:"varint,11,opt,name=cluster,proto3" json:"cluster,omitempty"`                                              // pins are agreed on in the Kubernetes API
 	Problems          []*Problem             `protobuf:"bytes,12,rep,name=problems,proto3" json:"problems,omitempty"`
-	At                *timestamppb.Timestamp `protobuf:"bytes,13,opt,name=at,proto3" json:"at,omitempty"`                                 // when this was the state
-	Lock              *LockSummary           `protobuf:"bytes,14,opt,name=lock,proto3" json:"lock,omitempty"`                             // unset if the node has no lock
+	At                *timestamppb.Timestamp `protobuf:"bytes,13,opt,name=at,proto3" json:"at,omitempty"`     // when this was the state
+	Lock              *LockSummary           `protobuf:"bytes,14,opt,name=lock,proto3" json:"lock,omitempty"` // unset if the node has no lock
+	DownloadRate      *DownloadRate          `protobuf:"bytes,16,opt,name=download_rate,json=downloadRate,proto3" json:"download_rate,omitempty"`
 	MorePulls         int64                  `protobuf:"varint,15,opt,name=more_pulls,json=morePulls,proto3" json:"more_pulls,omitempty"` // pulls in progress that are not in pulls
 	unknownFields     protoimpl.UnknownFields
 	sizeCache         protoimpl.SizeCache
@@ -2501,11 +2502,132 @@ func (x *StatusResponse) GetLock() *LockSummary {
 	return nil
 }
 
+func (x *StatusResponse) GetDownloadRate() *DownloadRate {
+	if x != nil {
+		return x.DownloadRate
+	}
+	return nil
+}
+
 func (x *StatusResponse) GetMorePulls() int64 {
 	if x != nil {
 		return x.MorePulls
 	}
 	return 0
+}
+
+// LimitRateRequest changes nothing if it is empty.
+type LimitRateRequest struct {
+	state          protoimpl.MessageState `protogen:"open.v1"`
+	BytesPerSecond *int64                 `protobuf:"varint,1,opt,name=bytes_per_second,json=bytesPerSecond,proto3,oneof" json:"bytes_per_second,omitempty"` // 0 means no limit
+	Reset_         bool                   `protobuf:"varint,2,opt,name=reset,proto3" json:"reset,omitempty"`                                                 // to the configured limit
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
+}
+
+func (x *LimitRateRequest) Reset() {
+	*x = LimitRateRequest{}
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[36]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LimitRateRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LimitRateRequest) ProtoMessage() {}
+
+func (x *LimitRateRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[36]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LimitRateRequest.ProtoReflect.Descriptor instead.
+func (*LimitRateRequest) Descriptor() ([]byte, []int) {
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{36}
+}
+
+func (x *LimitRateRequest) GetBytesPerSecond() int64 {
+	if x != nil && x.BytesPerSecond != nil {
+		return *x.BytesPerSecond
+	}
+	return 0
+}
+
+func (x *LimitRateRequest) GetReset_() bool {
+	if x != nil {
+		return x.Reset_
+	}
+	return false
+}
+
+// DownloadRate is the limit of what the node receives from registries, in bytes per second; 0 means no limit.
+type DownloadRate struct {
+	state          protoimpl.MessageState `protogen:"open.v1"`
+	BytesPerSecond int64                  `protobuf:"varint,1,opt,name=bytes_per_second,json=bytesPerSecond,proto3" json:"bytes_per_second,omitempty"`
+	Configured     int64                  `protobuf:"varint,2,opt,name=configured,proto3" json:"configured,omitempty"` // max_download_rate
+	Changed        bool                   `protobuf:"varint,3,opt,name=changed,proto3" json:"changed,omitempty"`       // an operator has set the limit
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
+}
+
+func (x *DownloadRate) Reset() {
+	*x = DownloadRate{}
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[37]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DownloadRate) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DownloadRate) ProtoMessage() {}
+
+func (x *DownloadRate) ProtoReflect() protoreflect.Message {
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[37]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DownloadRate.ProtoReflect.Descriptor instead.
+func (*DownloadRate) Descriptor() ([]byte, []int) {
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{37}
+}
+
+func (x *DownloadRate) GetBytesPerSecond() int64 {
+	if x != nil {
+		return x.BytesPerSecond
+	}
+	return 0
+}
+
+func (x *DownloadRate) GetConfigured() int64 {
+	if x != nil {
+		return x.Configured
+	}
+	return 0
+}
+
+func (x *DownloadRate) GetChanged() bool {
+	if x != nil {
+		return x.Changed
+	}
+	return false
 }
 
 // LockSummary is the state of the lock in numbers.
@@ -2523,7 +2645,7 @@ type LockSummary struct {
 
 func (x *LockSummary) Reset() {
 	*x = LockSummary{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[36]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2535,7 +2657,7 @@ func (x *LockSummary) String() string {
 func (*LockSummary) ProtoMessage() {}
 
 func (x *LockSummary) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[36]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2548,7 +2670,7 @@ func (x *LockSummary) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LockSummary.ProtoReflect.Descriptor instead.
 func (*LockSummary) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{36}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *LockSummary) GetDigest() string {
@@ -2610,7 +2732,7 @@ type IndexStatus struct {
 
 func (x *IndexStatus) Reset() {
 	*x = IndexStatus{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[37]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2622,7 +2744,7 @@ func (x *IndexStatus) String() string {
 func (*IndexStatus) ProtoMessage() {}
 
 func (x *IndexStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[37]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2635,7 +2757,7 @@ func (x *IndexStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use IndexStatus.ProtoReflect.Descriptor instead.
 func (*IndexStatus) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{37}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *IndexStatus) GetReady() bool {
@@ -2708,7 +2830,7 @@ type TargetStatus struct {
 
 func (x *TargetStatus) Reset() {
 	*x = TargetStatus{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[38]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2720,7 +2842,7 @@ func (x *TargetStatus) String() string {
 func (*TargetStatus) ProtoMessage() {}
 
 func (x *TargetStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[38]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2733,7 +2855,7 @@ func (x *TargetStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TargetStatus.ProtoReflect.Descriptor instead.
 func (*TargetStatus) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{38}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *TargetStatus) GetTarget() *Target {
@@ -2784,7 +2906,7 @@ type PinStatus struct {
 
 func (x *PinStatus) Reset() {
 	*x = PinStatus{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[39]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2796,7 +2918,7 @@ func (x *PinStatus) String() string {
 func (*PinStatus) ProtoMessage() {}
 
 func (x *PinStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[39]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2809,7 +2931,7 @@ func (x *PinStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PinStatus.ProtoReflect.Descriptor instead.
 func (*PinStatus) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{39}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *PinStatus) GetPins() int64 {
@@ -2866,7 +2988,7 @@ type RunningPull struct {
 
 func (x *RunningPull) Reset() {
 	*x = RunningPull{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[40]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2878,7 +3000,7 @@ func (x *RunningPull) String() string {
 func (*RunningPull) ProtoMessage() {}
 
 func (x *RunningPull) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[40]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2891,7 +3013,7 @@ func (x *RunningPull) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunningPull.ProtoReflect.Descriptor instead.
 func (*RunningPull) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{40}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *RunningPull) GetRef() string {
@@ -2961,7 +3083,7 @@ type Problem struct {
 
 func (x *Problem) Reset() {
 	*x = Problem{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[41]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2973,7 +3095,7 @@ func (x *Problem) String() string {
 func (*Problem) ProtoMessage() {}
 
 func (x *Problem) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[41]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2986,7 +3108,7 @@ func (x *Problem) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Problem.ProtoReflect.Descriptor instead.
 func (*Problem) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{41}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *Problem) GetMessage() string {
@@ -3012,7 +3134,7 @@ type DiskUsageRequest struct {
 
 func (x *DiskUsageRequest) Reset() {
 	*x = DiskUsageRequest{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[42]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3024,7 +3146,7 @@ func (x *DiskUsageRequest) String() string {
 func (*DiskUsageRequest) ProtoMessage() {}
 
 func (x *DiskUsageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[42]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3037,7 +3159,7 @@ func (x *DiskUsageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiskUsageRequest.ProtoReflect.Descriptor instead.
 func (*DiskUsageRequest) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{42}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *DiskUsageRequest) GetRefGlob() string {
@@ -3059,7 +3181,7 @@ type DiskUsageResponse struct {
 
 func (x *DiskUsageResponse) Reset() {
 	*x = DiskUsageResponse{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[43]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3071,7 +3193,7 @@ func (x *DiskUsageResponse) String() string {
 func (*DiskUsageResponse) ProtoMessage() {}
 
 func (x *DiskUsageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[43]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3084,7 +3206,7 @@ func (x *DiskUsageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiskUsageResponse.ProtoReflect.Descriptor instead.
 func (*DiskUsageResponse) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{43}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *DiskUsageResponse) GetImages() []*ImageUsage {
@@ -3130,7 +3252,7 @@ type ImageUsage struct {
 
 func (x *ImageUsage) Reset() {
 	*x = ImageUsage{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[44]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3142,7 +3264,7 @@ func (x *ImageUsage) String() string {
 func (*ImageUsage) ProtoMessage() {}
 
 func (x *ImageUsage) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[44]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3155,7 +3277,7 @@ func (x *ImageUsage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImageUsage.ProtoReflect.Descriptor instead.
 func (*ImageUsage) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{44}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *ImageUsage) GetImageId() string {
@@ -3212,7 +3334,7 @@ type UnpackedUsage struct {
 
 func (x *UnpackedUsage) Reset() {
 	*x = UnpackedUsage{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[45]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3224,7 +3346,7 @@ func (x *UnpackedUsage) String() string {
 func (*UnpackedUsage) ProtoMessage() {}
 
 func (x *UnpackedUsage) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[45]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3237,7 +3359,7 @@ func (x *UnpackedUsage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UnpackedUsage.ProtoReflect.Descriptor instead.
 func (*UnpackedUsage) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{45}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *UnpackedUsage) GetSnapshotter() string {
@@ -3271,7 +3393,7 @@ type ContentUsage struct {
 
 func (x *ContentUsage) Reset() {
 	*x = ContentUsage{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[46]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3283,7 +3405,7 @@ func (x *ContentUsage) String() string {
 func (*ContentUsage) ProtoMessage() {}
 
 func (x *ContentUsage) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[46]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3296,7 +3418,7 @@ func (x *ContentUsage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ContentUsage.ProtoReflect.Descriptor instead.
 func (*ContentUsage) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{46}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *ContentUsage) GetBlobs() int64 {
@@ -3328,7 +3450,7 @@ type SnapshotterUsage struct {
 
 func (x *SnapshotterUsage) Reset() {
 	*x = SnapshotterUsage{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[47]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3340,7 +3462,7 @@ func (x *SnapshotterUsage) String() string {
 func (*SnapshotterUsage) ProtoMessage() {}
 
 func (x *SnapshotterUsage) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[47]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3353,7 +3475,7 @@ func (x *SnapshotterUsage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotterUsage.ProtoReflect.Descriptor instead.
 func (*SnapshotterUsage) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{47}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *SnapshotterUsage) GetSnapshotter() string {
@@ -3407,7 +3529,7 @@ type EventsRequest struct {
 
 func (x *EventsRequest) Reset() {
 	*x = EventsRequest{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[48]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3419,7 +3541,7 @@ func (x *EventsRequest) String() string {
 func (*EventsRequest) ProtoMessage() {}
 
 func (x *EventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[48]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3432,7 +3554,7 @@ func (x *EventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsRequest.ProtoReflect.Descriptor instead.
 func (*EventsRequest) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{48}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *EventsRequest) GetRefGlob() string {
@@ -3466,7 +3588,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[49]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3478,7 +3600,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[49]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3491,7 +3613,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{49}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *Event) GetAt() *timestamppb.Timestamp {
@@ -3602,7 +3724,7 @@ type DiffRequest struct {
 
 func (x *DiffRequest) Reset() {
 	*x = DiffRequest{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[50]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3614,7 +3736,7 @@ func (x *DiffRequest) String() string {
 func (*DiffRequest) ProtoMessage() {}
 
 func (x *DiffRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[50]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3627,7 +3749,7 @@ func (x *DiffRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiffRequest.ProtoReflect.Descriptor instead.
 func (*DiffRequest) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{50}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *DiffRequest) GetRef() string {
@@ -3679,7 +3801,7 @@ type DiffResponse struct {
 
 func (x *DiffResponse) Reset() {
 	*x = DiffResponse{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[51]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3691,7 +3813,7 @@ func (x *DiffResponse) String() string {
 func (*DiffResponse) ProtoMessage() {}
 
 func (x *DiffResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[51]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3704,7 +3826,7 @@ func (x *DiffResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiffResponse.ProtoReflect.Descriptor instead.
 func (*DiffResponse) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{51}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *DiffResponse) GetRef() string {
@@ -3767,7 +3889,7 @@ type PlatformDiff struct {
 
 func (x *PlatformDiff) Reset() {
 	*x = PlatformDiff{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[52]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3779,7 +3901,7 @@ func (x *PlatformDiff) String() string {
 func (*PlatformDiff) ProtoMessage() {}
 
 func (x *PlatformDiff) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[52]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3792,7 +3914,7 @@ func (x *PlatformDiff) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlatformDiff.ProtoReflect.Descriptor instead.
 func (*PlatformDiff) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{52}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *PlatformDiff) GetPlatform() string {
@@ -3869,7 +3991,7 @@ type LayerDiff struct {
 
 func (x *LayerDiff) Reset() {
 	*x = LayerDiff{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[53]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3881,7 +4003,7 @@ func (x *LayerDiff) String() string {
 func (*LayerDiff) ProtoMessage() {}
 
 func (x *LayerDiff) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[53]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3894,7 +4016,7 @@ func (x *LayerDiff) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LayerDiff.ProtoReflect.Descriptor instead.
 func (*LayerDiff) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{53}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *LayerDiff) GetChange() string {
@@ -3930,7 +4052,7 @@ type ConfigDiff struct {
 
 func (x *ConfigDiff) Reset() {
 	*x = ConfigDiff{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[54]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3942,7 +4064,7 @@ func (x *ConfigDiff) String() string {
 func (*ConfigDiff) ProtoMessage() {}
 
 func (x *ConfigDiff) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[54]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3955,7 +4077,7 @@ func (x *ConfigDiff) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConfigDiff.ProtoReflect.Descriptor instead.
 func (*ConfigDiff) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{54}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *ConfigDiff) GetField() string {
@@ -3988,7 +4110,7 @@ type CheckRequest struct {
 
 func (x *CheckRequest) Reset() {
 	*x = CheckRequest{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[55]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4000,7 +4122,7 @@ func (x *CheckRequest) String() string {
 func (*CheckRequest) ProtoMessage() {}
 
 func (x *CheckRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[55]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4013,7 +4135,7 @@ func (x *CheckRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckRequest.ProtoReflect.Descriptor instead.
 func (*CheckRequest) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{55}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *CheckRequest) GetRepair() bool {
@@ -4033,7 +4155,7 @@ type CheckResponse struct {
 
 func (x *CheckResponse) Reset() {
 	*x = CheckResponse{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[56]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4045,7 +4167,7 @@ func (x *CheckResponse) String() string {
 func (*CheckResponse) ProtoMessage() {}
 
 func (x *CheckResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[56]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4058,7 +4180,7 @@ func (x *CheckResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckResponse.ProtoReflect.Descriptor instead.
 func (*CheckResponse) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{56}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *CheckResponse) GetFindings() []*Finding {
@@ -4086,7 +4208,7 @@ type DeepCheckRequest struct {
 
 func (x *DeepCheckRequest) Reset() {
 	*x = DeepCheckRequest{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[57]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4098,7 +4220,7 @@ func (x *DeepCheckRequest) String() string {
 func (*DeepCheckRequest) ProtoMessage() {}
 
 func (x *DeepCheckRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[57]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4111,7 +4233,7 @@ func (x *DeepCheckRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeepCheckRequest.ProtoReflect.Descriptor instead.
 func (*DeepCheckRequest) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{57}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *DeepCheckRequest) GetRepair() bool {
@@ -4138,7 +4260,7 @@ type DeepCheckResponse struct {
 
 func (x *DeepCheckResponse) Reset() {
 	*x = DeepCheckResponse{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[58]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4150,7 +4272,7 @@ func (x *DeepCheckResponse) String() string {
 func (*DeepCheckResponse) ProtoMessage() {}
 
 func (x *DeepCheckResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[58]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4163,7 +4285,7 @@ func (x *DeepCheckResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeepCheckResponse.ProtoReflect.Descriptor instead.
 func (*DeepCheckResponse) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{58}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *DeepCheckResponse) GetProgress() *DeepCheckProgress {
@@ -4196,7 +4318,7 @@ type DeepCheckProgress struct {
 
 func (x *DeepCheckProgress) Reset() {
 	*x = DeepCheckProgress{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[59]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4208,7 +4330,7 @@ func (x *DeepCheckProgress) String() string {
 func (*DeepCheckProgress) ProtoMessage() {}
 
 func (x *DeepCheckProgress) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[59]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4221,7 +4343,7 @@ func (x *DeepCheckProgress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeepCheckProgress.ProtoReflect.Descriptor instead.
 func (*DeepCheckProgress) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{59}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *DeepCheckProgress) GetBlobs() int64 {
@@ -4294,7 +4416,7 @@ type Finding struct {
 
 func (x *Finding) Reset() {
 	*x = Finding{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[60]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4306,7 +4428,7 @@ func (x *Finding) String() string {
 func (*Finding) ProtoMessage() {}
 
 func (x *Finding) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[60]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4319,7 +4441,7 @@ func (x *Finding) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Finding.ProtoReflect.Descriptor instead.
 func (*Finding) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{60}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *Finding) GetSubject() string {
@@ -4381,7 +4503,7 @@ type ApplyRequest struct {
 
 func (x *ApplyRequest) Reset() {
 	*x = ApplyRequest{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[61]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4393,7 +4515,7 @@ func (x *ApplyRequest) String() string {
 func (*ApplyRequest) ProtoMessage() {}
 
 func (x *ApplyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[61]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4406,7 +4528,7 @@ func (x *ApplyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyRequest.ProtoReflect.Descriptor instead.
 func (*ApplyRequest) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{61}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *ApplyRequest) GetLock() []byte {
@@ -4480,7 +4602,7 @@ type CancelApplyRequest struct {
 
 func (x *CancelApplyRequest) Reset() {
 	*x = CancelApplyRequest{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[62]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4492,7 +4614,7 @@ func (x *CancelApplyRequest) String() string {
 func (*CancelApplyRequest) ProtoMessage() {}
 
 func (x *CancelApplyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[62]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4505,7 +4627,7 @@ func (x *CancelApplyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelApplyRequest.ProtoReflect.Descriptor instead.
 func (*CancelApplyRequest) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{62}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{64}
 }
 
 type CancelApplyResponse struct {
@@ -4517,7 +4639,7 @@ type CancelApplyResponse struct {
 
 func (x *CancelApplyResponse) Reset() {
 	*x = CancelApplyResponse{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[63]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4529,7 +4651,7 @@ func (x *CancelApplyResponse) String() string {
 func (*CancelApplyResponse) ProtoMessage() {}
 
 func (x *CancelApplyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[63]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4542,7 +4664,7 @@ func (x *CancelApplyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelApplyResponse.ProtoReflect.Descriptor instead.
 func (*CancelApplyResponse) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{63}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *CancelApplyResponse) GetCanceled() bool {
@@ -4562,7 +4684,7 @@ type RollbackRequest struct {
 
 func (x *RollbackRequest) Reset() {
 	*x = RollbackRequest{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[64]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4574,7 +4696,7 @@ func (x *RollbackRequest) String() string {
 func (*RollbackRequest) ProtoMessage() {}
 
 func (x *RollbackRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[64]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4587,7 +4709,7 @@ func (x *RollbackRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RollbackRequest.ProtoReflect.Descriptor instead.
 func (*RollbackRequest) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{64}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *RollbackRequest) GetCredential() *Credential {
@@ -4614,7 +4736,7 @@ type ApplyResponse struct {
 
 func (x *ApplyResponse) Reset() {
 	*x = ApplyResponse{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[65]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4626,7 +4748,7 @@ func (x *ApplyResponse) String() string {
 func (*ApplyResponse) ProtoMessage() {}
 
 func (x *ApplyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[65]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4639,7 +4761,7 @@ func (x *ApplyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyResponse.ProtoReflect.Descriptor instead.
 func (*ApplyResponse) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{65}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *ApplyResponse) GetProgress() *ApplyProgress {
@@ -4669,7 +4791,7 @@ type ApplyProgress struct {
 
 func (x *ApplyProgress) Reset() {
 	*x = ApplyProgress{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[66]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4681,7 +4803,7 @@ func (x *ApplyProgress) String() string {
 func (*ApplyProgress) ProtoMessage() {}
 
 func (x *ApplyProgress) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[66]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4694,7 +4816,7 @@ func (x *ApplyProgress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyProgress.ProtoReflect.Descriptor instead.
 func (*ApplyProgress) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{66}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *ApplyProgress) GetPhase() string {
@@ -4744,7 +4866,7 @@ type ApplyResult struct {
 
 func (x *ApplyResult) Reset() {
 	*x = ApplyResult{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[67]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4756,7 +4878,7 @@ func (x *ApplyResult) String() string {
 func (*ApplyResult) ProtoMessage() {}
 
 func (x *ApplyResult) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[67]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4769,7 +4891,7 @@ func (x *ApplyResult) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyResult.ProtoReflect.Descriptor instead.
 func (*ApplyResult) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{67}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *ApplyResult) GetLock() string {
@@ -4812,7 +4934,7 @@ type LockChange struct {
 
 func (x *LockChange) Reset() {
 	*x = LockChange{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[68]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4824,7 +4946,7 @@ func (x *LockChange) String() string {
 func (*LockChange) ProtoMessage() {}
 
 func (x *LockChange) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[68]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4837,7 +4959,7 @@ func (x *LockChange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LockChange.ProtoReflect.Descriptor instead.
 func (*LockChange) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{68}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *LockChange) GetRef() string {
@@ -4869,7 +4991,7 @@ type LockStatusRequest struct {
 
 func (x *LockStatusRequest) Reset() {
 	*x = LockStatusRequest{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[69]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4881,7 +5003,7 @@ func (x *LockStatusRequest) String() string {
 func (*LockStatusRequest) ProtoMessage() {}
 
 func (x *LockStatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[69]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4894,7 +5016,7 @@ func (x *LockStatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LockStatusRequest.ProtoReflect.Descriptor instead.
 func (*LockStatusRequest) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{69}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{71}
 }
 
 type LockStatusResponse struct {
@@ -4914,7 +5036,7 @@ type LockStatusResponse struct {
 
 func (x *LockStatusResponse) Reset() {
 	*x = LockStatusResponse{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[70]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4926,7 +5048,7 @@ func (x *LockStatusResponse) String() string {
 func (*LockStatusResponse) ProtoMessage() {}
 
 func (x *LockStatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[70]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4939,7 +5061,7 @@ func (x *LockStatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LockStatusResponse.ProtoReflect.Descriptor instead.
 func (*LockStatusResponse) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{70}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *LockStatusResponse) GetLock() *Lock {
@@ -5019,7 +5141,7 @@ type Lock struct {
 
 func (x *Lock) Reset() {
 	*x = Lock{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[71]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5031,7 +5153,7 @@ func (x *Lock) String() string {
 func (*Lock) ProtoMessage() {}
 
 func (x *Lock) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[71]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5044,7 +5166,7 @@ func (x *Lock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Lock.ProtoReflect.Descriptor instead.
 func (*Lock) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{71}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *Lock) GetDigest() string {
@@ -5100,7 +5222,7 @@ type LockFailure struct {
 
 func (x *LockFailure) Reset() {
 	*x = LockFailure{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[72]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5112,7 +5234,7 @@ func (x *LockFailure) String() string {
 func (*LockFailure) ProtoMessage() {}
 
 func (x *LockFailure) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[72]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5125,7 +5247,7 @@ func (x *LockFailure) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LockFailure.ProtoReflect.Descriptor instead.
 func (*LockFailure) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{72}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *LockFailure) GetAt() *timestamppb.Timestamp {
@@ -5163,7 +5285,7 @@ type LockCounts struct {
 
 func (x *LockCounts) Reset() {
 	*x = LockCounts{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[73]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5175,7 +5297,7 @@ func (x *LockCounts) String() string {
 func (*LockCounts) ProtoMessage() {}
 
 func (x *LockCounts) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[73]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5188,7 +5310,7 @@ func (x *LockCounts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LockCounts.ProtoReflect.Descriptor instead.
 func (*LockCounts) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{73}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *LockCounts) GetLocked() int64 {
@@ -5249,7 +5371,7 @@ type LockedImage struct {
 
 func (x *LockedImage) Reset() {
 	*x = LockedImage{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[74]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5261,7 +5383,7 @@ func (x *LockedImage) String() string {
 func (*LockedImage) ProtoMessage() {}
 
 func (x *LockedImage) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[74]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5274,7 +5396,7 @@ func (x *LockedImage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LockedImage.ProtoReflect.Descriptor instead.
 func (*LockedImage) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{74}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *LockedImage) GetRef() string {
@@ -5338,7 +5460,7 @@ type ExtraImage struct {
 
 func (x *ExtraImage) Reset() {
 	*x = ExtraImage{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[75]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5350,7 +5472,7 @@ func (x *ExtraImage) String() string {
 func (*ExtraImage) ProtoMessage() {}
 
 func (x *ExtraImage) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[75]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5363,7 +5485,7 @@ func (x *ExtraImage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtraImage.ProtoReflect.Descriptor instead.
 func (*ExtraImage) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{75}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *ExtraImage) GetImageId() string {
@@ -5402,7 +5524,7 @@ type DriftedContainer struct {
 
 func (x *DriftedContainer) Reset() {
 	*x = DriftedContainer{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[76]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5414,7 +5536,7 @@ func (x *DriftedContainer) String() string {
 func (*DriftedContainer) ProtoMessage() {}
 
 func (x *DriftedContainer) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[76]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5427,7 +5549,7 @@ func (x *DriftedContainer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DriftedContainer.ProtoReflect.Descriptor instead.
 func (*DriftedContainer) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{76}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *DriftedContainer) GetNamespace() string {
@@ -5481,7 +5603,7 @@ type RemoveLockRequest struct {
 
 func (x *RemoveLockRequest) Reset() {
 	*x = RemoveLockRequest{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[77]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5493,7 +5615,7 @@ func (x *RemoveLockRequest) String() string {
 func (*RemoveLockRequest) ProtoMessage() {}
 
 func (x *RemoveLockRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[77]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5506,7 +5628,7 @@ func (x *RemoveLockRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveLockRequest.ProtoReflect.Descriptor instead.
 func (*RemoveLockRequest) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{77}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *RemoveLockRequest) GetPrevious() bool {
@@ -5525,7 +5647,7 @@ type RemoveLockResponse struct {
 
 func (x *RemoveLockResponse) Reset() {
 	*x = RemoveLockResponse{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[78]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5537,7 +5659,7 @@ func (x *RemoveLockResponse) String() string {
 func (*RemoveLockResponse) ProtoMessage() {}
 
 func (x *RemoveLockResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[78]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5550,7 +5672,7 @@ func (x *RemoveLockResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveLockResponse.ProtoReflect.Descriptor instead.
 func (*RemoveLockResponse) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{78}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *RemoveLockResponse) GetResult() *ApplyResult {
@@ -5573,7 +5695,7 @@ type LockEvent struct {
 
 func (x *LockEvent) Reset() {
 	*x = LockEvent{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[79]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5585,7 +5707,7 @@ func (x *LockEvent) String() string {
 func (*LockEvent) ProtoMessage() {}
 
 func (x *LockEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[79]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5598,7 +5720,7 @@ func (x *LockEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LockEvent.ProtoReflect.Descriptor instead.
 func (*LockEvent) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{79}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *LockEvent) GetLock() string {
@@ -5638,7 +5760,7 @@ type UninstallRequest struct {
 
 func (x *UninstallRequest) Reset() {
 	*x = UninstallRequest{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[80]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5650,7 +5772,7 @@ func (x *UninstallRequest) String() string {
 func (*UninstallRequest) ProtoMessage() {}
 
 func (x *UninstallRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[80]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5663,7 +5785,7 @@ func (x *UninstallRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UninstallRequest.ProtoReflect.Descriptor instead.
 func (*UninstallRequest) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{80}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *UninstallRequest) GetDryRun() bool {
@@ -5685,7 +5807,7 @@ type UninstallResponse struct {
 
 func (x *UninstallResponse) Reset() {
 	*x = UninstallResponse{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[81]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5697,7 +5819,7 @@ func (x *UninstallResponse) String() string {
 func (*UninstallResponse) ProtoMessage() {}
 
 func (x *UninstallResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[81]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5710,7 +5832,7 @@ func (x *UninstallResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UninstallResponse.ProtoReflect.Descriptor instead.
 func (*UninstallResponse) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{81}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *UninstallResponse) GetLabels() int64 {
@@ -5749,7 +5871,7 @@ type VersionRequest struct {
 
 func (x *VersionRequest) Reset() {
 	*x = VersionRequest{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[82]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5761,7 +5883,7 @@ func (x *VersionRequest) String() string {
 func (*VersionRequest) ProtoMessage() {}
 
 func (x *VersionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[82]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5774,7 +5896,7 @@ func (x *VersionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VersionRequest.ProtoReflect.Descriptor instead.
 func (*VersionRequest) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{82}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{84}
 }
 
 type VersionResponse struct {
@@ -5786,7 +5908,7 @@ type VersionResponse struct {
 
 func (x *VersionResponse) Reset() {
 	*x = VersionResponse{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[83]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5798,7 +5920,7 @@ func (x *VersionResponse) String() string {
 func (*VersionResponse) ProtoMessage() {}
 
 func (x *VersionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[83]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5811,7 +5933,7 @@ func (x *VersionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VersionResponse.ProtoReflect.Descriptor instead.
 func (*VersionResponse) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{83}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{85}
 }
 
 func (x *VersionResponse) GetVersion() string {
@@ -5833,7 +5955,7 @@ type PinEvent struct {
 
 func (x *PinEvent) Reset() {
 	*x = PinEvent{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[84]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5845,7 +5967,7 @@ func (x *PinEvent) String() string {
 func (*PinEvent) ProtoMessage() {}
 
 func (x *PinEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[84]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5858,7 +5980,7 @@ func (x *PinEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PinEvent.ProtoReflect.Descriptor instead.
 func (*PinEvent) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{84}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{86}
 }
 
 func (x *PinEvent) GetPin() *Pin {
@@ -6064,7 +6186,7 @@ const file_imagepin_v1_imagepin_proto_rawDesc = "" +
 	"\x06before\x18\x03 \x01(\tR\x06before\x12\x14\n" +
 	"\x05after\x18\x04 \x01(\tR\x05after\x12\x14\n" +
 	"\x05error\x18\x05 \x01(\tR\x05error\"\x0f\n" +
-	"\rStatusRequest\"\xf5\x04\n" +
+	"\rStatusRequest\"\xb5\x05\n" +
 	"\x0eStatusResponse\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x12-\n" +
 	"\x12containerd_version\x18\x02 \x01(\tR\x11containerdVersion\x12\x12\n" +
@@ -6081,9 +6203,20 @@ const file_imagepin_v1_imagepin_proto_rawDesc = "" +
 	"\acluster\x18\v \x01(\bR\acluster\x120\n" +
 	"\bproblems\x18\f \x03(\v2\x14.imagepin.v1.ProblemR\bproblems\x12*\n" +
 	"\x02at\x18\r \x01(\v2\x1a.google.protobuf.TimestampR\x02at\x12,\n" +
-	"\x04lock\x18\x0e \x01(\v2\x18.imagepin.v1.LockSummaryR\x04lock\x12\x1d\n" +
+	"\x04lock\x18\x0e \x01(\v2\x18.imagepin.v1.LockSummaryR\x04lock\x12>\n" +
+	"\rdownload_rate\x18\x10 \x01(\v2\x19.imagepin.v1.DownloadRateR\fdownloadRate\x12\x1d\n" +
 	"\n" +
-	"more_pulls\x18\x0f \x01(\x03R\tmorePulls\"\xd5\x01\n" +
+	"more_pulls\x18\x0f \x01(\x03R\tmorePulls\"l\n" +
+	"\x10LimitRateRequest\x12-\n" +
+	"\x10bytes_per_second\x18\x01 \x01(\x03H\x00R\x0ebytesPerSecond\x88\x01\x01\x12\x14\n" +
+	"\x05reset\x18\x02 \x01(\bR\x05resetB\x13\n" +
+	"\x11_bytes_per_second\"r\n" +
+	"\fDownloadRate\x12(\n" +
+	"\x10bytes_per_second\x18\x01 \x01(\x03R\x0ebytesPerSecond\x12\x1e\n" +
+	"\n" +
+	"configured\x18\x02 \x01(\x03R\n" +
+	"configured\x12\x18\n" +
+	"\achanged\x18\x03 \x01(\bR\achanged\"\xd5\x01\n" +
 	"\vLockSummary\x12\x16\n" +
 	"\x06digest\x18\x01 \x01(\tR\x06digest\x12\x16\n" +
 	"\x06images\x18\x02 \x01(\x03R\x06images\x12\x14\n" +
@@ -6356,7 +6489,7 @@ const file_imagepin_v1_imagepin_proto_rawDesc = "" +
 	"\aversion\x18\x01 \x01(\tR\aversion\"J\n" +
 	"\bPinEvent\x12\"\n" +
 	"\x03pin\x18\x01 \x01(\v2\x10.imagepin.v1.PinR\x03pin\x12\x1a\n" +
-	"\bprevious\x18\x02 \x01(\tR\bprevious2\xb4\x0e\n" +
+	"\bprevious\x18\x02 \x01(\tR\bprevious2\xfb\x0e\n" +
 	"\aControl\x12A\n" +
 	"\x06Images\x12\x1a.imagepin.v1.ImagesRequest\x1a\x1b.imagepin.v1.ImagesResponse\x12I\n" +
 	"\fStreamImages\x12\x1a.imagepin.v1.ImagesRequest\x1a\x1b.imagepin.v1.ImagesResponse0\x01\x12D\n" +
@@ -6382,7 +6515,8 @@ const file_imagepin_v1_imagepin_proto_rawDesc = "" +
 	"\n" +
 	"LockStatus\x12\x1e.imagepin.v1.LockStatusRequest\x1a\x1f.imagepin.v1.LockStatusResponse\x12M\n" +
 	"\n" +
-	"RemoveLock\x12\x1e.imagepin.v1.RemoveLockRequest\x1a\x1f.imagepin.v1.RemoveLockResponse\x12>\n" +
+	"RemoveLock\x12\x1e.imagepin.v1.RemoveLockRequest\x1a\x1f.imagepin.v1.RemoveLockResponse\x12E\n" +
+	"\tLimitRate\x12\x1d.imagepin.v1.LimitRateRequest\x1a\x19.imagepin.v1.DownloadRate\x12>\n" +
 	"\x05Check\x12\x19.imagepin.v1.CheckRequest\x1a\x1a.imagepin.v1.CheckResponse\x12L\n" +
 	"\tDeepCheck\x12\x1d.imagepin.v1.DeepCheckRequest\x1a\x1e.imagepin.v1.DeepCheckResponse0\x01\x12J\n" +
 	"\tUninstall\x12\x1d.imagepin.v1.UninstallRequest\x1a\x1e.imagepin.v1.UninstallResponse\x12D\n" +
@@ -6400,7 +6534,7 @@ func file_imagepin_v1_imagepin_proto_rawDescGZIP() []byte {
 	return file_imagepin_v1_imagepin_proto_rawDescData
 }
 
-var file_imagepin_v1_imagepin_proto_msgTypes = make([]protoimpl.MessageInfo, 85)
+var file_imagepin_v1_imagepin_proto_msgTypes = make([]protoimpl.MessageInfo, 87)
 var file_imagepin_v1_imagepin_proto_goTypes = []any{
 	(*Descriptor)(nil),            // 0: imagepin.v1.Descriptor
 	(*Target)(nil),                // 1: imagepin.v1.Target
@@ -6438,69 +6572,71 @@ var file_imagepin_v1_imagepin_proto_goTypes = []any{
 	(*Refreshed)(nil),             // 33: imagepin.v1.Refreshed
 	(*StatusRequest)(nil),         // 34: imagepin.v1.StatusRequest
 	(*StatusResponse)(nil),        // 35: imagepin.v1.StatusResponse
-	(*LockSummary)(nil),           // 36: imagepin.v1.LockSummary
-	(*IndexStatus)(nil),           // 37: imagepin.v1.IndexStatus
-	(*TargetStatus)(nil),          // 38: imagepin.v1.TargetStatus
-	(*PinStatus)(nil),             // 39: imagepin.v1.PinStatus
-	(*RunningPull)(nil),           // 40: imagepin.v1.RunningPull
-	(*Problem)(nil),               // 41: imagepin.v1.Problem
-	(*DiskUsageRequest)(nil),      // 42: imagepin.v1.DiskUsageRequest
-	(*DiskUsageResponse)(nil),     // 43: imagepin.v1.DiskUsageResponse
-	(*ImageUsage)(nil),            // 44: imagepin.v1.ImageUsage
-	(*UnpackedUsage)(nil),         // 45: imagepin.v1.UnpackedUsage
-	(*ContentUsage)(nil),          // 46: imagepin.v1.ContentUsage
-	(*SnapshotterUsage)(nil),      // 47: imagepin.v1.SnapshotterUsage
-	(*EventsRequest)(nil),         // 48: imagepin.v1.EventsRequest
-	(*Event)(nil),                 // 49: imagepin.v1.Event
-	(*DiffRequest)(nil),           // 50: imagepin.v1.DiffRequest
-	(*DiffResponse)(nil),          // 51: imagepin.v1.DiffResponse
-	(*PlatformDiff)(nil),          // 52: imagepin.v1.PlatformDiff
-	(*LayerDiff)(nil),             // 53: imagepin.v1.LayerDiff
-	(*ConfigDiff)(nil),            // 54: imagepin.v1.ConfigDiff
-	(*CheckRequest)(nil),          // 55: imagepin.v1.CheckRequest
-	(*CheckResponse)(nil),         // 56: imagepin.v1.CheckResponse
-	(*DeepCheckRequest)(nil),      // 57: imagepin.v1.DeepCheckRequest
-	(*DeepCheckResponse)(nil),     // 58: imagepin.v1.DeepCheckResponse
-	(*DeepCheckProgress)(nil),     // 59: imagepin.v1.DeepCheckProgress
-	(*Finding)(nil),               // 60: imagepin.v1.Finding
-	(*ApplyRequest)(nil),          // 61: imagepin.v1.ApplyRequest
-	(*CancelApplyRequest)(nil),    // 62: imagepin.v1.CancelApplyRequest
-	(*CancelApplyResponse)(nil),   // 63: imagepin.v1.CancelApplyResponse
-	(*RollbackRequest)(nil),       // 64: imagepin.v1.RollbackRequest
-	(*ApplyResponse)(nil),         // 65: imagepin.v1.ApplyResponse
-	(*ApplyProgress)(nil),         // 66: imagepin.v1.ApplyProgress
-	(*ApplyResult)(nil),           // 67: imagepin.v1.ApplyResult
-	(*LockChange)(nil),            // 68: imagepin.v1.LockChange
-	(*LockStatusRequest)(nil),     // 69: imagepin.v1.LockStatusRequest
-	(*LockStatusResponse)(nil),    // 70: imagepin.v1.LockStatusResponse
-	(*Lock)(nil),                  // 71: imagepin.v1.Lock
-	(*LockFailure)(nil),           // 72: imagepin.v1.LockFailure
-	(*LockCounts)(nil),            // 73: imagepin.v1.LockCounts
-	(*LockedImage)(nil),           // 74: imagepin.v1.LockedImage
-	(*ExtraImage)(nil),            // 75: imagepin.v1.ExtraImage
-	(*DriftedContainer)(nil),      // 76: imagepin.v1.DriftedContainer
-	(*RemoveLockRequest)(nil),     // 77: imagepin.v1.RemoveLockRequest
-	(*RemoveLockResponse)(nil),    // 78: imagepin.v1.RemoveLockResponse
-	(*LockEvent)(nil),             // 79: imagepin.v1.LockEvent
-	(*UninstallRequest)(nil),      // 80: imagepin.v1.UninstallRequest
-	(*UninstallResponse)(nil),     // 81: imagepin.v1.UninstallResponse
-	(*VersionRequest)(nil),        // 82: imagepin.v1.VersionRequest
-	(*VersionResponse)(nil),       // 83: imagepin.v1.VersionResponse
-	(*PinEvent)(nil),              // 84: imagepin.v1.PinEvent
-	(*timestamppb.Timestamp)(nil), // 85: google.protobuf.Timestamp
+	(*LimitRateRequest)(nil),      // 36: imagepin.v1.LimitRateRequest
+	(*DownloadRate)(nil),          // 37: imagepin.v1.DownloadRate
+	(*LockSummary)(nil),           // 38: imagepin.v1.LockSummary
+	(*IndexStatus)(nil),           // 39: imagepin.v1.IndexStatus
+	(*TargetStatus)(nil),          // 40: imagepin.v1.TargetStatus
+	(*PinStatus)(nil),             // 41: imagepin.v1.PinStatus
+	(*RunningPull)(nil),           // 42: imagepin.v1.RunningPull
+	(*Problem)(nil),               // 43: imagepin.v1.Problem
+	(*DiskUsageRequest)(nil),      // 44: imagepin.v1.DiskUsageRequest
+	(*DiskUsageResponse)(nil),     // 45: imagepin.v1.DiskUsageResponse
+	(*ImageUsage)(nil),            // 46: imagepin.v1.ImageUsage
+	(*UnpackedUsage)(nil),         // 47: imagepin.v1.UnpackedUsage
+	(*ContentUsage)(nil),          // 48: imagepin.v1.ContentUsage
+	(*SnapshotterUsage)(nil),      // 49: imagepin.v1.SnapshotterUsage
+	(*EventsRequest)(nil),         // 50: imagepin.v1.EventsRequest
+	(*Event)(nil),                 // 51: imagepin.v1.Event
+	(*DiffRequest)(nil),           // 52: imagepin.v1.DiffRequest
+	(*DiffResponse)(nil),          // 53: imagepin.v1.DiffResponse
+	(*PlatformDiff)(nil),          // 54: imagepin.v1.PlatformDiff
+	(*LayerDiff)(nil),             // 55: imagepin.v1.LayerDiff
+	(*ConfigDiff)(nil),            // 56: imagepin.v1.ConfigDiff
+	(*CheckRequest)(nil),          // 57: imagepin.v1.CheckRequest
+	(*CheckResponse)(nil),         // 58: imagepin.v1.CheckResponse
+	(*DeepCheckRequest)(nil),      // 59: imagepin.v1.DeepCheckRequest
+	(*DeepCheckResponse)(nil),     // 60: imagepin.v1.DeepCheckResponse
+	(*DeepCheckProgress)(nil),     // 61: imagepin.v1.DeepCheckProgress
+	(*Finding)(nil),               // 62: imagepin.v1.Finding
+	(*ApplyRequest)(nil),          // 63: imagepin.v1.ApplyRequest
+	(*CancelApplyRequest)(nil),    // 64: imagepin.v1.CancelApplyRequest
+	(*CancelApplyResponse)(nil),   // 65: imagepin.v1.CancelApplyResponse
+	(*RollbackRequest)(nil),       // 66: imagepin.v1.RollbackRequest
+	(*ApplyResponse)(nil),         // 67: imagepin.v1.ApplyResponse
+	(*ApplyProgress)(nil),         // 68: imagepin.v1.ApplyProgress
+	(*ApplyResult)(nil),           // 69: imagepin.v1.ApplyResult
+	(*LockChange)(nil),            // 70: imagepin.v1.LockChange
+	(*LockStatusRequest)(nil),     // 71: imagepin.v1.LockStatusRequest
+	(*LockStatusResponse)(nil),    // 72: imagepin.v1.LockStatusResponse
+	(*Lock)(nil),                  // 73: imagepin.v1.Lock
+	(*LockFailure)(nil),           // 74: imagepin.v1.LockFailure
+	(*LockCounts)(nil),            // 75: imagepin.v1.LockCounts
+	(*LockedImage)(nil),           // 76: imagepin.v1.LockedImage
+	(*ExtraImage)(nil),            // 77: imagepin.v1.ExtraImage
+	(*DriftedContainer)(nil),      // 78: imagepin.v1.DriftedContainer
+	(*RemoveLockRequest)(nil),     // 79: imagepin.v1.RemoveLockRequest
+	(*RemoveLockResponse)(nil),    // 80: imagepin.v1.RemoveLockResponse
+	(*LockEvent)(nil),             // 81: imagepin.v1.LockEvent
+	(*UninstallRequest)(nil),      // 82: imagepin.v1.UninstallRequest
+	(*UninstallResponse)(nil),     // 83: imagepin.v1.UninstallResponse
+	(*VersionRequest)(nil),        // 84: imagepin.v1.VersionRequest
+	(*VersionResponse)(nil),       // 85: imagepin.v1.VersionResponse
+	(*PinEvent)(nil),              // 86: imagepin.v1.PinEvent
+	(*timestamppb.Timestamp)(nil), // 87: google.protobuf.Timestamp
 }
 var file_imagepin_v1_imagepin_proto_depIdxs = []int32{
 	1,   // 0: imagepin.v1.Key.target:type_name -> imagepin.v1.Target
 	0,   // 1: imagepin.v1.Key.root:type_name -> imagepin.v1.Descriptor
-	85,  // 2: imagepin.v1.Key.ready_at:type_name -> google.protobuf.Timestamp
-	85,  // 3: imagepin.v1.Key.since:type_name -> google.protobuf.Timestamp
+	87,  // 2: imagepin.v1.Key.ready_at:type_name -> google.protobuf.Timestamp
+	87,  // 3: imagepin.v1.Key.since:type_name -> google.protobuf.Timestamp
 	0,   // 4: imagepin.v1.Pin.root:type_name -> imagepin.v1.Descriptor
-	85,  // 5: imagepin.v1.Pin.made_at:type_name -> google.protobuf.Timestamp
-	85,  // 6: imagepin.v1.Pin.used_at:type_name -> google.protobuf.Timestamp
+	87,  // 5: imagepin.v1.Pin.made_at:type_name -> google.protobuf.Timestamp
+	87,  // 6: imagepin.v1.Pin.used_at:type_name -> google.protobuf.Timestamp
 	5,   // 7: imagepin.v1.Pin.history:type_name -> imagepin.v1.PinChange
 	6,   // 8: imagepin.v1.Pin.drift:type_name -> imagepin.v1.Drift
-	85,  // 9: imagepin.v1.PinChange.at:type_name -> google.protobuf.Timestamp
-	85,  // 10: imagepin.v1.Drift.since:type_name -> google.protobuf.Timestamp
+	87,  // 9: imagepin.v1.PinChange.at:type_name -> google.protobuf.Timestamp
+	87,  // 10: imagepin.v1.Drift.since:type_name -> google.protobuf.Timestamp
 	2,   // 11: imagepin.v1.ImagesResponse.keys:type_name -> imagepin.v1.Key
 	2,   // 12: imagepin.v1.InspectResponse.keys:type_name -> imagepin.v1.Key
 	4,   // 13: imagepin.v1.InspectResponse.pins:type_name -> imagepin.v1.Pin
@@ -6529,112 +6665,115 @@ var file_imagepin_v1_imagepin_proto_depIdxs = []int32{
 	33,  // 36: imagepin.v1.RefreshResponse.refreshed:type_name -> imagepin.v1.Refreshed
 	31,  // 37: imagepin.v1.RefreshResponses.responses:type_name -> imagepin.v1.RefreshResponse
 	1,   // 38: imagepin.v1.Refreshed.target:type_name -> imagepin.v1.Target
-	85,  // 39: imagepin.v1.StatusResponse.started_at:type_name -> google.protobuf.Timestamp
-	37,  // 40: imagepin.v1.StatusResponse.index:type_name -> imagepin.v1.IndexStatus
-	38,  // 41: imagepin.v1.StatusResponse.targets:type_name -> imagepin.v1.TargetStatus
-	39,  // 42: imagepin.v1.StatusResponse.pins:type_name -> imagepin.v1.PinStatus
-	40,  // 43: imagepin.v1.StatusResponse.pulls:type_name -> imagepin.v1.RunningPull
-	41,  // 44: imagepin.v1.StatusResponse.problems:type_name -> imagepin.v1.Problem
-	85,  // 45: imagepin.v1.StatusResponse.at:type_name -> google.protobuf.Timestamp
-	36,  // 46: imagepin.v1.StatusResponse.lock:type_name -> imagepin.v1.LockSummary
-	85,  // 47: imagepin.v1.LockSummary.applied_at:type_name -> google.protobuf.Timestamp
-	85,  // 48: imagepin.v1.IndexStatus.listed_at:type_name -> google.protobuf.Timestamp
-	1,   // 49: imagepin.v1.TargetStatus.target:type_name -> imagepin.v1.Target
-	1,   // 50: imagepin.v1.RunningPull.target:type_name -> imagepin.v1.Target
-	85,  // 51: imagepin.v1.RunningPull.since:type_name -> google.protobuf.Timestamp
-	44,  // 52: imagepin.v1.DiskUsageResponse.images:type_name -> imagepin.v1.ImageUsage
-	46,  // 53: imagepin.v1.DiskUsageResponse.content:type_name -> imagepin.v1.ContentUsage
-	46,  // 54: imagepin.v1.DiskUsageResponse.other_content:type_name -> imagepin.v1.ContentUsage
-	47,  // 55: imagepin.v1.DiskUsageResponse.snapshotters:type_name -> imagepin.v1.SnapshotterUsage
-	45,  // 56: imagepin.v1.ImageUsage.unpacked:type_name -> imagepin.v1.UnpackedUsage
-	85,  // 57: imagepin.v1.Event.at:type_name -> google.protobuf.Timestamp
-	1,   // 58: imagepin.v1.Event.targets:type_name -> imagepin.v1.Target
-	3,   // 59: imagepin.v1.DiffRequest.credential:type_name -> imagepin.v1.Credential
-	0,   // 60: imagepin.v1.DiffResponse.from:type_name -> imagepin.v1.Descriptor
-	0,   // 61: imagepin.v1.DiffResponse.to:type_name -> imagepin.v1.Descriptor
-	52,  // 62: imagepin.v1.DiffResponse.platforms:type_name -> imagepin.v1.PlatformDiff
-	53,  // 63: imagepin.v1.PlatformDiff.layers:type_name -> imagepin.v1.LayerDiff
-	54,  // 64: imagepin.v1.PlatformDiff.config:type_name -> imagepin.v1.ConfigDiff
-	60,  // 65: imagepin.v1.CheckResponse.findings:type_name -> imagepin.v1.Finding
-	59,  // 66: imagepin.v1.DeepCheckResponse.progress:type_name -> imagepin.v1.DeepCheckProgress
-	56,  // 67: imagepin.v1.DeepCheckResponse.result:type_name -> imagepin.v1.CheckResponse
-	3,   // 68: imagepin.v1.ApplyRequest.credential:type_name -> imagepin.v1.Credential
-	3,   // 69: imagepin.v1.RollbackRequest.credential:type_name -> imagepin.v1.Credential
-	66,  // 70: imagepin.v1.ApplyResponse.progress:type_name -> imagepin.v1.ApplyProgress
-	67,  // 71: imagepin.v1.ApplyResponse.result:type_name -> imagepin.v1.ApplyResult
-	68,  // 72: imagepin.v1.ApplyResult.changes:type_name -> imagepin.v1.LockChange
-	71,  // 73: imagepin.v1.LockStatusResponse.lock:type_name -> imagepin.v1.Lock
-	71,  // 74: imagepin.v1.LockStatusResponse.previous:type_name -> imagepin.v1.Lock
-	66,  // 75: imagepin.v1.LockStatusResponse.applying:type_name -> imagepin.v1.ApplyProgress
-	72,  // 76: imagepin.v1.LockStatusResponse.failed:type_name -> imagepin.v1.LockFailure
-	74,  // 77: imagepin.v1.LockStatusResponse.images:type_name -> imagepin.v1.LockedImage
-	75,  // 78: imagepin.v1.LockStatusResponse.extra:type_name -> imagepin.v1.ExtraImage
-	76,  // 79: imagepin.v1.LockStatusResponse.drifted:type_name -> imagepin.v1.DriftedContainer
-	73,  // 80: imagepin.v1.LockStatusResponse.counts:type_name -> imagepin.v1.LockCounts
-	85,  // 81: imagepin.v1.Lock.applied_at:type_name -> google.protobuf.Timestamp
-	85,  // 82: imagepin.v1.LockFailure.at:type_name -> google.protobuf.Timestamp
-	1,   // 83: imagepin.v1.LockedImage.ready:type_name -> imagepin.v1.Target
-	1,   // 84: imagepin.v1.LockedImage.missing:type_name -> imagepin.v1.Target
-	67,  // 85: imagepin.v1.RemoveLockResponse.result:type_name -> imagepin.v1.ApplyResult
-	68,  // 86: imagepin.v1.LockEvent.changes:type_name -> imagepin.v1.LockChange
-	4,   // 87: imagepin.v1.PinEvent.pin:type_name -> imagepin.v1.Pin
-	7,   // 88: imagepin.v1.Control.Images:input_type -> imagepin.v1.ImagesRequest
-	7,   // 89: imagepin.v1.Control.StreamImages:input_type -> imagepin.v1.ImagesRequest
-	9,   // 90: imagepin.v1.Control.Inspect:input_type -> imagepin.v1.InspectRequest
-	12,  // 91: imagepin.v1.Control.Resolve:input_type -> imagepin.v1.ResolveRequest
-	15,  // 92: imagepin.v1.Control.Pull:input_type -> imagepin.v1.PullRequest
-	19,  // 93: imagepin.v1.Control.Pins:input_type -> imagepin.v1.PinsRequest
-	19,  // 94: imagepin.v1.Control.StreamPins:input_type -> imagepin.v1.PinsRequest
-	21,  // 95: imagepin.v1.Control.SetPin:input_type -> imagepin.v1.SetPinRequest
-	28,  // 96: imagepin.v1.Control.RemovePin:input_type -> imagepin.v1.RemovePinRequest
-	30,  // 97: imagepin.v1.Control.Refresh:input_type -> imagepin.v1.RefreshRequest
-	23,  // 98: imagepin.v1.Control.UndoPin:input_type -> imagepin.v1.UndoPinRequest
-	24,  // 99: imagepin.v1.Control.RemoveImage:input_type -> imagepin.v1.RemoveImageRequest
-	26,  // 100: imagepin.v1.Control.Prune:input_type -> imagepin.v1.PruneRequest
-	34,  // 101: imagepin.v1.Control.Status:input_type -> imagepin.v1.StatusRequest
-	42,  // 102: imagepin.v1.Control.DiskUsage:input_type -> imagepin.v1.DiskUsageRequest
-	48,  // 103: imagepin.v1.Control.Events:input_type -> imagepin.v1.EventsRequest
-	50,  // 104: imagepin.v1.Control.Diff:input_type -> imagepin.v1.DiffRequest
-	61,  // 105: imagepin.v1.Control.Apply:input_type -> imagepin.v1.ApplyRequest
-	62,  // 106: imagepin.v1.Control.CancelApply:input_type -> imagepin.v1.CancelApplyRequest
-	64,  // 107: imagepin.v1.Control.Rollback:input_type -> imagepin.v1.RollbackRequest
-	69,  // 108: imagepin.v1.Control.LockStatus:input_type -> imagepin.v1.LockStatusRequest
-	77,  // 109: imagepin.v1.Control.RemoveLock:input_type -> imagepin.v1.RemoveLockRequest
-	55,  // 110: imagepin.v1.Control.Check:input_type -> imagepin.v1.CheckRequest
-	57,  // 111: imagepin.v1.Control.DeepCheck:input_type -> imagepin.v1.DeepCheckRequest
-	80,  // 112: imagepin.v1.Control.Uninstall:input_type -> imagepin.v1.UninstallRequest
-	82,  // 113: imagepin.v1.Control.Version:input_type -> imagepin.v1.VersionRequest
-	8,   // 114: imagepin.v1.Control.Images:output_type -> imagepin.v1.ImagesResponse
-	8,   // 115: imagepin.v1.Control.StreamImages:output_type -> imagepin.v1.ImagesResponse
-	10,  // 116: imagepin.v1.Control.Inspect:output_type -> imagepin.v1.InspectResponse
-	13,  // 117: imagepin.v1.Control.Resolve:output_type -> imagepin.v1.ResolveResponse
-	16,  // 118: imagepin.v1.Control.Pull:output_type -> imagepin.v1.PullResponse
-	20,  // 119: imagepin.v1.Control.Pins:output_type -> imagepin.v1.PinsResponse
-	20,  // 120: imagepin.v1.Control.StreamPins:output_type -> imagepin.v1.PinsResponse
-	22,  // 121: imagepin.v1.Control.SetPin:output_type -> imagepin.v1.SetPinResponse
-	29,  // 122: imagepin.v1.Control.RemovePin:output_type -> imagepin.v1.RemovePinResponse
-	31,  // 123: imagepin.v1.Control.Refresh:output_type -> imagepin.v1.RefreshResponse
-	22,  // 124: imagepin.v1.Control.UndoPin:output_type -> imagepin.v1.SetPinResponse
-	25,  // 125: imagepin.v1.Control.RemoveImage:output_type -> imagepin.v1.RemoveImageResponse
-	27,  // 126: imagepin.v1.Control.Prune:output_type -> imagepin.v1.PruneResponse
-	35,  // 127: imagepin.v1.Control.Status:output_type -> imagepin.v1.StatusResponse
-	43,  // 128: imagepin.v1.Control.DiskUsage:output_type -> imagepin.v1.DiskUsageResponse
-	49,  // 129: imagepin.v1.Control.Events:output_type -> imagepin.v1.Event
-	51,  // 130: imagepin.v1.Control.Diff:output_type -> imagepin.v1.DiffResponse
-	65,  // 131: imagepin.v1.Control.Apply:output_type -> imagepin.v1.ApplyResponse
-	63,  // 132: imagepin.v1.Control.CancelApply:output_type -> imagepin.v1.CancelApplyResponse
-	65,  // 133: imagepin.v1.Control.Rollback:output_type -> imagepin.v1.ApplyResponse
-	70,  // 134: imagepin.v1.Control.LockStatus:output_type -> imagepin.v1.LockStatusResponse
-	78,  // 135: imagepin.v1.Control.RemoveLock:output_type -> imagepin.v1.RemoveLockResponse
-	56,  // 136: imagepin.v1.Control.Check:output_type -> imagepin.v1.CheckResponse
-	58,  // 137: imagepin.v1.Control.DeepCheck:output_type -> imagepin.v1.DeepCheckResponse
-	81,  // 138: imagepin.v1.Control.Uninstall:output_type -> imagepin.v1.UninstallResponse
-	83,  // 139: imagepin.v1.Control.Version:output_type -> imagepin.v1.VersionResponse
-	114, // [114:140] is the sub-list for method output_type
-	88,  // [88:114] is the sub-list for method input_type
-	88,  // [88:88] is the sub-list for extension type_name
-	88,  // [88:88] is the sub-list for extension extendee
-	0,   // [0:88] is the sub-list for field type_name
+	87,  // 39: imagepin.v1.StatusResponse.started_at:type_name -> google.protobuf.Timestamp
+	39,  // 40: imagepin.v1.StatusResponse.index:type_name -> imagepin.v1.IndexStatus
+	40,  // 41: imagepin.v1.StatusResponse.targets:type_name -> imagepin.v1.TargetStatus
+	41,  // 42: imagepin.v1.StatusResponse.pins:type_name -> imagepin.v1.PinStatus
+	42,  // 43: imagepin.v1.StatusResponse.pulls:type_name -> imagepin.v1.RunningPull
+	43,  // 44: imagepin.v1.StatusResponse.problems:type_name -> imagepin.v1.Problem
+	87,  // 45: imagepin.v1.StatusResponse.at:type_name -> google.protobuf.Timestamp
+	38,  // 46: imagepin.v1.StatusResponse.lock:type_name -> imagepin.v1.LockSummary
+	37,  // 47: imagepin.v1.StatusResponse.download_rate:type_name -> imagepin.v1.DownloadRate
+	87,  // 48: imagepin.v1.LockSummary.applied_at:type_name -> google.protobuf.Timestamp
+	87,  // 49: imagepin.v1.IndexStatus.listed_at:type_name -> google.protobuf.Timestamp
+	1,   // 50: imagepin.v1.TargetStatus.target:type_name -> imagepin.v1.Target
+	1,   // 51: imagepin.v1.RunningPull.target:type_name -> imagepin.v1.Target
+	87,  // 52: imagepin.v1.RunningPull.since:type_name -> google.protobuf.Timestamp
+	46,  // 53: imagepin.v1.DiskUsageResponse.images:type_name -> imagepin.v1.ImageUsage
+	48,  // 54: imagepin.v1.DiskUsageResponse.content:type_name -> imagepin.v1.ContentUsage
+	48,  // 55: imagepin.v1.DiskUsageResponse.other_content:type_name -> imagepin.v1.ContentUsage
+	49,  // 56: imagepin.v1.DiskUsageResponse.snapshotters:type_name -> imagepin.v1.SnapshotterUsage
+	47,  // 57: imagepin.v1.ImageUsage.unpacked:type_name -> imagepin.v1.UnpackedUsage
+	87,  // 58: imagepin.v1.Event.at:type_name -> google.protobuf.Timestamp
+	1,   // 59: imagepin.v1.Event.targets:type_name -> imagepin.v1.Target
+	3,   // 60: imagepin.v1.DiffRequest.credential:type_name -> imagepin.v1.Credential
+	0,   // 61: imagepin.v1.DiffResponse.from:type_name -> imagepin.v1.Descriptor
+	0,   // 62: imagepin.v1.DiffResponse.to:type_name -> imagepin.v1.Descriptor
+	54,  // 63: imagepin.v1.DiffResponse.platforms:type_name -> imagepin.v1.PlatformDiff
+	55,  // 64: imagepin.v1.PlatformDiff.layers:type_name -> imagepin.v1.LayerDiff
+	56,  // 65: imagepin.v1.PlatformDiff.config:type_name -> imagepin.v1.ConfigDiff
+	62,  // 66: imagepin.v1.CheckResponse.findings:type_name -> imagepin.v1.Finding
+	61,  // 67: imagepin.v1.DeepCheckResponse.progress:type_name -> imagepin.v1.DeepCheckProgress
+	58,  // 68: imagepin.v1.DeepCheckResponse.result:type_name -> imagepin.v1.CheckResponse
+	3,   // 69: imagepin.v1.ApplyRequest.credential:type_name -> imagepin.v1.Credential
+	3,   // 70: imagepin.v1.RollbackRequest.credential:type_name -> imagepin.v1.Credential
+	68,  // 71: imagepin.v1.ApplyResponse.progress:type_name -> imagepin.v1.ApplyProgress
+	69,  // 72: imagepin.v1.ApplyResponse.result:type_name -> imagepin.v1.ApplyResult
+	70,  // 73: imagepin.v1.ApplyResult.changes:type_name -> imagepin.v1.LockChange
+	73,  // 74: imagepin.v1.LockStatusResponse.lock:type_name -> imagepin.v1.Lock
+	73,  // 75: imagepin.v1.LockStatusResponse.previous:type_name -> imagepin.v1.Lock
+	68,  // 76: imagepin.v1.LockStatusResponse.applying:type_name -> imagepin.v1.ApplyProgress
+	74,  // 77: imagepin.v1.LockStatusResponse.failed:type_name -> imagepin.v1.LockFailure
+	76,  // 78: imagepin.v1.LockStatusResponse.images:type_name -> imagepin.v1.LockedImage
+	77,  // 79: imagepin.v1.LockStatusResponse.extra:type_name -> imagepin.v1.ExtraImage
+	78,  // 80: imagepin.v1.LockStatusResponse.drifted:type_name -> imagepin.v1.DriftedContainer
+	75,  // 81: imagepin.v1.LockStatusResponse.counts:type_name -> imagepin.v1.LockCounts
+	87,  // 82: imagepin.v1.Lock.applied_at:type_name -> google.protobuf.Timestamp
+	87,  // 83: imagepin.v1.LockFailure.at:type_name -> google.protobuf.Timestamp
+	1,   // 84: imagepin.v1.LockedImage.ready:type_name -> imagepin.v1.Target
+	1,   // 85: imagepin.v1.LockedImage.missing:type_name -> imagepin.v1.Target
+	69,  // 86: imagepin.v1.RemoveLockResponse.result:type_name -> imagepin.v1.ApplyResult
+	70,  // 87: imagepin.v1.LockEvent.changes:type_name -> imagepin.v1.LockChange
+	4,   // 88: imagepin.v1.PinEvent.pin:type_name -> imagepin.v1.Pin
+	7,   // 89: imagepin.v1.Control.Images:input_type -> imagepin.v1.ImagesRequest
+	7,   // 90: imagepin.v1.Control.StreamImages:input_type -> imagepin.v1.ImagesRequest
+	9,   // 91: imagepin.v1.Control.Inspect:input_type -> imagepin.v1.InspectRequest
+	12,  // 92: imagepin.v1.Control.Resolve:input_type -> imagepin.v1.ResolveRequest
+	15,  // 93: imagepin.v1.Control.Pull:input_type -> imagepin.v1.PullRequest
+	19,  // 94: imagepin.v1.Control.Pins:input_type -> imagepin.v1.PinsRequest
+	19,  // 95: imagepin.v1.Control.StreamPins:input_type -> imagepin.v1.PinsRequest
+	21,  // 96: imagepin.v1.Control.SetPin:input_type -> imagepin.v1.SetPinRequest
+	28,  // 97: imagepin.v1.Control.RemovePin:input_type -> imagepin.v1.RemovePinRequest
+	30,  // 98: imagepin.v1.Control.Refresh:input_type -> imagepin.v1.RefreshRequest
+	23,  // 99: imagepin.v1.Control.UndoPin:input_type -> imagepin.v1.UndoPinRequest
+	24,  // 100: imagepin.v1.Control.RemoveImage:input_type -> imagepin.v1.RemoveImageRequest
+	26,  // 101: imagepin.v1.Control.Prune:input_type -> imagepin.v1.PruneRequest
+	34,  // 102: imagepin.v1.Control.Status:input_type -> imagepin.v1.StatusRequest
+	44,  // 103: imagepin.v1.Control.DiskUsage:input_type -> imagepin.v1.DiskUsageRequest
+	50,  // 104: imagepin.v1.Control.Events:input_type -> imagepin.v1.EventsRequest
+	52,  // 105: imagepin.v1.Control.Diff:input_type -> imagepin.v1.DiffRequest
+	63,  // 106: imagepin.v1.Control.Apply:input_type -> imagepin.v1.ApplyRequest
+	64,  // 107: imagepin.v1.Control.CancelApply:input_type -> imagepin.v1.CancelApplyRequest
+	66,  // 108: imagepin.v1.Control.Rollback:input_type -> imagepin.v1.RollbackRequest
+	71,  // 109: imagepin.v1.Control.LockStatus:input_type -> imagepin.v1.LockStatusRequest
+	79,  // 110: imagepin.v1.Control.RemoveLock:input_type -> imagepin.v1.RemoveLockRequest
+	36,  // 111: imagepin.v1.Control.LimitRate:input_type -> imagepin.v1.LimitRateRequest
+	57,  // 112: imagepin.v1.Control.Check:input_type -> imagepin.v1.CheckRequest
+	59,  // 113: imagepin.v1.Control.DeepCheck:input_type -> imagepin.v1.DeepCheckRequest
+	82,  // 114: imagepin.v1.Control.Uninstall:input_type -> imagepin.v1.UninstallRequest
+	84,  // 115: imagepin.v1.Control.Version:input_type -> imagepin.v1.VersionRequest
+	8,   // 116: imagepin.v1.Control.Images:output_type -> imagepin.v1.ImagesResponse
+	8,   // 117: imagepin.v1.Control.StreamImages:output_type -> imagepin.v1.ImagesResponse
+	10,  // 118: imagepin.v1.Control.Inspect:output_type -> imagepin.v1.InspectResponse
+	13,  // 119: imagepin.v1.Control.Resolve:output_type -> imagepin.v1.ResolveResponse
+	16,  // 120: imagepin.v1.Control.Pull:output_type -> imagepin.v1.PullResponse
+	20,  // 121: imagepin.v1.Control.Pins:output_type -> imagepin.v1.PinsResponse
+	20,  // 122: imagepin.v1.Control.StreamPins:output_type -> imagepin.v1.PinsResponse
+	22,  // 123: imagepin.v1.Control.SetPin:output_type -> imagepin.v1.SetPinResponse
+	29,  // 124: imagepin.v1.Control.RemovePin:output_type -> imagepin.v1.RemovePinResponse
+	31,  // 125: imagepin.v1.Control.Refresh:output_type -> imagepin.v1.RefreshResponse
+	22,  // 126: imagepin.v1.Control.UndoPin:output_type -> imagepin.v1.SetPinResponse
+	25,  // 127: imagepin.v1.Control.RemoveImage:output_type -> imagepin.v1.RemoveImageResponse
+	27,  // 128: imagepin.v1.Control.Prune:output_type -> imagepin.v1.PruneResponse
+	35,  // 129: imagepin.v1.Control.Status:output_type -> imagepin.v1.StatusResponse
+	45,  // 130: imagepin.v1.Control.DiskUsage:output_type -> imagepin.v1.DiskUsageResponse
+	51,  // 131: imagepin.v1.Control.Events:output_type -> imagepin.v1.Event
+	53,  // 132: imagepin.v1.Control.Diff:output_type -> imagepin.v1.DiffResponse
+	67,  // 133: imagepin.v1.Control.Apply:output_type -> imagepin.v1.ApplyResponse
+	65,  // 134: imagepin.v1.Control.CancelApply:output_type -> imagepin.v1.CancelApplyResponse
+	67,  // 135: imagepin.v1.Control.Rollback:output_type -> imagepin.v1.ApplyResponse
+	72,  // 136: imagepin.v1.Control.LockStatus:output_type -> imagepin.v1.LockStatusResponse
+	80,  // 137: imagepin.v1.Control.RemoveLock:output_type -> imagepin.v1.RemoveLockResponse
+	37,  // 138: imagepin.v1.Control.LimitRate:output_type -> imagepin.v1.DownloadRate
+	58,  // 139: imagepin.v1.Control.Check:output_type -> imagepin.v1.CheckResponse
+	60,  // 140: imagepin.v1.Control.DeepCheck:output_type -> imagepin.v1.DeepCheckResponse
+	83,  // 141: imagepin.v1.Control.Uninstall:output_type -> imagepin.v1.UninstallResponse
+	85,  // 142: imagepin.v1.Control.Version:output_type -> imagepin.v1.VersionResponse
+	116, // [116:143] is the sub-list for method output_type
+	89,  // [89:116] is the sub-list for method input_type
+	89,  // [89:89] is the sub-list for extension type_name
+	89,  // [89:89] is the sub-list for extension extendee
+	0,   // [0:89] is the sub-list for field type_name
 }
 
 func init() { file_imagepin_v1_imagepin_proto_init() }
@@ -6643,14 +6782,15 @@ func file_imagepin_v1_imagepin_proto_init() {
 		return
 	}
 	file_imagepin_v1_imagepin_proto_msgTypes[21].OneofWrappers = []any{}
-	file_imagepin_v1_imagepin_proto_msgTypes[54].OneofWrappers = []any{}
+	file_imagepin_v1_imagepin_proto_msgTypes[36].OneofWrappers = []any{}
+	file_imagepin_v1_imagepin_proto_msgTypes[56].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_imagepin_v1_imagepin_proto_rawDesc), len(file_imagepin_v1_imagepin_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   85,
+			NumMessages:   87,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -18,7 +18,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/imagepin/imagepin/pkg/imagepin/applied"
-	"github.com/imagepin/imagepin/pkg/imagepin/bandwidth"
 	"github.com/imagepin/imagepin/pkg/imagepin/claim"
 	"github.com/imagepin/imagepin/pkg/imagepin/cri"
 	"github.com/imagepin/imagepin/pkg/imagepin/decide"
@@ -112,7 +111,7 @@ type Node struct {
 	metrics    *metrics.Metrics
 	locks      pull.Locks
 	leases     *lease.Calls
-	bandwidth  bandwidth.Limiter
+	bandwidth  downloadRate
 
 	probes    flight.Group[struct{}] // questions to snapshotters, by name
 	reconcile atomic.Int64           // the duration of the last build of the index in nanoseconds
@@ -154,7 +153,7 @@ func New(c Config) (*Node, error) {
 		return nil, err
 	}
 	n.active.Store(first)
-	n.bandwidth.SetRate(first.Settings.MaxDownloadRate)
+	n.bandwidth.load(c.NodeKey, first.Settings.MaxDownloadRate)
 	n.store = store.New(store.Config{
 		Records: n.containerd.Records, Content: n.containerd.Content, Leases: n.containerd.Leases, Snapshotter: n.containerd.Snapshots,
 		Runtimes: n.runtimes, PinnedImages: func() []string { return n.active.Load().pinnedImages }, Released: n.CollectAsync,

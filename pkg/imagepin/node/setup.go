@@ -71,7 +71,7 @@ func (n *Node) activate(s Setup) (*active, error) {
 		return nil, err
 	}
 	a.resolver = resolve.New(resolve.Config{
-		Registry: s.CRI.Registry(), Timeout: s.Settings.ManifestPullTimeout, Prover: n.prover, Transport: n.transport, Observer: n.metrics, Limiter: &n.bandwidth,
+		Registry: s.CRI.Registry(), Timeout: s.Settings.ManifestPullTimeout, Prover: n.prover, Transport: n.transport, Observer: n.metrics, Limiter: &n.bandwidth.limiter,
 	})
 	var platforms []unpack.Platform
 	appliers := n.appliers(a)

@@ -45,6 +45,7 @@ func (s *Service) status(ctx context.Context) *api.StatusResponse {
 	}
 	st.Index, st.Pins, st.RegistryFallbacks, st.Cluster = s.indexStatus(), n.pinStatus(now), n.metrics.Fallbacks(), now.cluster.client != nil
 	st.Lock = s.lockStatus()
+	st.DownloadRate = n.bandwidth.status()
 	st.Pulls, st.MorePulls = runningPulls(s.puller.Running())
 	st.Targets, st.Images = n.targetStatus(inNamespace(ctx), now.runtimes)
 	st.Problems = append(problems(st), clusterProblem(ctx, now.cluster.client)...)

@@ -89,6 +89,7 @@ func statusText(st *api.StatusResponse, now time.Time) *bytes.Buffer {
 		field{"Lock", lockText(st.GetLock(), now)},
 		field{"Registries", fallbacksText(st.GetRegistryFallbacks())},
 		field{"Cluster", clusterText(st)},
+		field{"Rate limit", statusRateText(st.GetDownloadRate())},
 	)
 	rows := make([][]string, len(st.GetTargets()))
 	for i, t := range st.GetTargets() {
@@ -166,6 +167,14 @@ func fallbacksText(n int64) string {
 		return "no fallbacks since the start"
 	}
 	return count(n, "fallback") + " to images on the node since the start"
+}
+
+// statusRateText returns "" if there is no limit.
+func statusRateText(r *api.DownloadRate) string {
+	if r.GetBytesPerSecond() == 0 && !r.GetChanged() {
+		return ""
+	}
+	return rateText(r)
 }
 
 func clusterText(st *api.StatusResponse) string {

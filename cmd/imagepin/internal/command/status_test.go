@@ -58,6 +58,7 @@ func unhealthy() *api.StatusResponse {
 		{Ref: "registry.example.com/shop/web:v1", Target: st.Targets[0].Target, Since: ago(time.Second), WaitsFor: "another pull"},
 	}
 	st.MorePulls = 2
+	st.DownloadRate = &api.DownloadRate{BytesPerSecond: 10 << 20, Configured: 50 << 20, Changed: true}
 	st.Problems = []*api.Problem{
 		{Message: "snapshotter native does not answer: no answer within 2s", Hint: "Pods of its handlers cannot start. Restart the snapshotter, and see its log."},
 		{Message: "damaged keys: 2", Hint: "To see the reasons, run: imagepin check"},
