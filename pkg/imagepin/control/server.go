@@ -56,6 +56,8 @@ type Config struct {
 	// Events is containerd's event service, and Records its image store.
 	Events  reconcile.Subscriber
 	Records containerdimages.Store
+	// LimitRate changes the limit of what the node receives, and returns it.
+	LimitRate func(ctx context.Context, r *api.LimitRateRequest) (*api.DownloadRate, error)
 	// Status returns the state of the node. It does not wait for the index.
 	Status func(ctx context.Context) *api.StatusResponse
 	// Guard runs a call. It waits until the index is built, recovers from panics so that they do not reach containerd,

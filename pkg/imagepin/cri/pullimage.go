@@ -9,6 +9,7 @@ import (
 	runtime "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/imagepin/imagepin/pkg/imagepin"
+	"github.com/imagepin/imagepin/pkg/imagepin/bandwidth"
 	"github.com/imagepin/imagepin/pkg/imagepin/pull"
 	"github.com/imagepin/imagepin/pkg/imagepin/resolve"
 )
@@ -38,7 +39,7 @@ func (s *imageCalls) pullImage(ctx context.Context, r *runtime.PullImageRequest,
 		logPullFailed(ctx, r, c.runtime.Target.String(), err)
 		return nil, err
 	}
-	pulled, err := s.Puller.Pull(s.namespaced(ctx), pull.Request{
+	pulled, err := s.Puller.Pull(bandwidth.ForPod(s.namespaced(ctx)), pull.Request{
 		Ref: name, Runtime: c.runtime, Credential: credential(r.GetAuth()), Pod: podOf(r.GetSandboxConfig()),
 	})
 	if err != nil {

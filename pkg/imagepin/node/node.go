@@ -117,6 +117,7 @@ type Node struct {
 	// collected and compared are the boots in which what pulls had left was collected, and in which images without a mark of
 	// durability were compared with their layers.
 	collected, compared durable.Boots
+	bandwidth           downloadRate
 
 	probes    flight.Group[struct{}] // questions to snapshotters, by name
 	reconcile atomic.Int64           // the duration of the last build of the index in nanoseconds
@@ -159,6 +160,7 @@ func New(c Config) (*Node, error) {
 		return nil, err
 	}
 	n.active.Store(first)
+	n.bandwidth.load(c.NodeKey, first.Settings.MaxDownloadRate)
 	n.store = store.New(store.Config{
 		Records: n.containerd.Records, Content: n.containerd.Content, Leases: n.containerd.Leases, Snapshotter: n.containerd.Snapshots,
 		Runtimes: n.runtimes, PinnedImages: func() []string { return n.active.Load().pinnedImages }, Released: n.CollectAsync,

@@ -60,7 +60,7 @@ func (n *Node) Serve(upstream cri.Upstream) (*Service, error) {
 	wait := func(ctx context.Context, name string) error { return s.reconciler.WaitCompared(ctx, name) }
 	maker := pull.New(pull.Config{
 		Content: n.containerd.Content, Leases: n.containerd.Leases, Images: n.store, Pins: n.decider, Proofs: n.proofs,
-		Sessions: registry{n}, Retained: n.retainer, Garbage: n, Locks: &n.locks, Runtimes: n.runtimes, Snapshots: checker, WaitCompared: wait,
+		Sessions: registry{n}, Retained: n.retainer, Bandwidth: &n.bandwidth.limiter, Garbage: n, Locks: &n.locks, Runtimes: n.runtimes, Snapshots: checker, WaitCompared: wait,
 		Upstream: cri.Visibility{Images: runtime.NewImageServiceClient(upstream), Remind: n.remind},
 		Settings: func() *pull.Settings { return n.active.Load().pull },
 		Clean:    func(ctx context.Context) error { return s.reconciler.AwaitClean(ctx) },
@@ -83,7 +83,7 @@ func (n *Node) Serve(upstream cri.Upstream) (*Service, error) {
 		Snapshotter: n.containerd.Snapshots, Runtimes: n.runtimes, Settings: func() apply.Settings { return n.active.Load().apply }, Containers: s.cri.RunningContainers, Notify: n.notifyLock,
 	})
 	s.control = control.New(control.Config{
-		Health: s.reconciler, Unverified: s.reconciler.Unverified, Uninstall: s.uninstall, Status: s.status, Remover: remover{s.cri, lease.NewResumes(n.containerd.Leases, n.containerd.Content), n.store.Collect}, Locks: s.applier, Registry: registry{n}, Events: n.containerd.Events, Records: n.containerd.Records,
+		Health: s.reconciler, Unverified: s.reconciler.Unverified, Uninstall: s.uninstall, Status: s.status, LimitRate: n.bandwidth.limit, Remover: remover{s.cri, lease.NewResumes(n.containerd.Leases, n.containerd.Content), n.store.Collect}, Locks: s.applier, Registry: registry{n}, Events: n.containerd.Events, Records: n.containerd.Records,
 		Usage: usage.New(usage.Config{
 			Images: n.store, Records: n.containerd.Records, Content: n.containerd.Content, Leases: n.containerd.Leases, Snapshotter: n.containerd.Snapshots,
 		}),
@@ -129,6 +129,7 @@ func (s *Service) Reload(setup Setup) error {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.node.bandwidth.configure(next.Settings.MaxDownloadRate)
 	if last := s.node.active.Swap(next); last.cluster.client != nil && last.cluster.client != next.cluster.client {
 		last.cluster.client.Close()
 	}

@@ -18,6 +18,7 @@ import (
 
 	api "github.com/imagepin/imagepin/api/imagepin/v1"
 	"github.com/imagepin/imagepin/pkg/imagepin"
+	"github.com/imagepin/imagepin/pkg/imagepin/bandwidth"
 	"github.com/imagepin/imagepin/pkg/imagepin/health"
 	"github.com/imagepin/imagepin/pkg/imagepin/pin"
 )
@@ -46,6 +47,9 @@ func (n *Node) uninstall(ctx context.Context, dry bool, stopWriters func(context
 	}
 	if err := errors.Join(n.collected.Remove(), n.compared.Remove()); err != nil {
 		return nil, err
+	}
+	if err := bandwidth.RemoveRate(n.bandwidth.path); err != nil {
+		return nil, fmt.Errorf("remove the download rate: %w", err)
 	}
 	log.G(ctx).WithField("labels", resp.Labels).WithField("leases", resp.Leases).WithField("pins", resp.Pins).Info("imagepin is uninstalled")
 	return resp, nil

@@ -17,6 +17,7 @@ import (
 
 	"github.com/imagepin/imagepin/internal/failpoint"
 	"github.com/imagepin/imagepin/pkg/imagepin"
+	"github.com/imagepin/imagepin/pkg/imagepin/bandwidth"
 	"github.com/imagepin/imagepin/pkg/imagepin/decide"
 	"github.com/imagepin/imagepin/pkg/imagepin/internal/errno"
 	"github.com/imagepin/imagepin/pkg/imagepin/internal/lease"
@@ -25,7 +26,7 @@ import (
 	"github.com/imagepin/imagepin/pkg/runtimeplatform"
 )
 
-// Config has the dependencies of a [Maker]. All fields except Clean are required.
+// Config has the dependencies of a [Maker]. All fields are required, except Snapshots, WaitCompared, Bandwidth and Clean.
 type Config struct {
 	Content  content.Store
 	Leases   leases.Manager
@@ -42,6 +43,8 @@ type Config struct {
 	// WaitCompared waits until the images of a repository that the node may have lost files of are compared with their layers. It may
 	// be nil.
 	WaitCompared func(ctx context.Context, ref string) error
+	// Bandwidth limits what all pulls receive. nil means no limit.
+	Bandwidth *bandwidth.Limiter
 	// Settings returns the current settings. It is called for each pull.
 	Settings func() *Settings
 	// Runtimes returns the runtime handlers of the node.

@@ -33,6 +33,8 @@ type Settings struct {
 	DiscardLayers bool
 	// ProgressTimeout cancels a pull that makes no progress for this duration. Zero means no timeout.
 	ProgressTimeout time.Duration
+	// Timeout is how long a pull may take in total. Zero means no limit.
+	Timeout time.Duration
 }
 
 // Limits bounds what one image fetches and unpacks at once. Images do not share the limits: a registry that sends slowly

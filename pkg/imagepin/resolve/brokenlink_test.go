@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/imagepin/imagepin/pkg/imagepin"
+	"github.com/imagepin/imagepin/pkg/imagepin/bandwidth"
 )
 
 const mib = 1 << 20
@@ -139,6 +140,37 @@ func TestSilentLink(t *testing.T) {
 			})
 		})
 	}
+}
+
+// TestThrottledLinkIsNotSilent fetches with a rate at which what has arrived waits longer than a connection may be silent. The
+// connection stays.
+func TestThrottledLinkIsNotSilent(t *testing.T) {
+	inBubble(t, 1, func(t *testing.T, s *blobServer, session *Session) {
+		s.perConnection = 0
+		connections := 0
+		s.connect = func(c net.Conn) (net.Conn, error) {
+			connections++
+			return c, nil
+		}
+		ctx, cancel := context.WithCancel(bandwidth.WithLimit(quiet(t), 1<<10))
+		defer cancel()
+		stalled := session.Stalled(ctx, time.Minute)
+		const size = mib
+		rc := openBlob(t, ctx, session, s.add(size))
+		defer func() { _ = rc.Close() }()
+		began := time.Now()
+		if _, err := io.Copy(io.Discard, rc); err != nil || session.Bytes() != size || connections != 1 {
+			t.Errorf("got %v and %d bytes over %d connections, want %d over 1", err, session.Bytes(), connections, size)
+		}
+		if took := time.Since(began); took < 15*time.Minute {
+			t.Errorf("took %s: the rate is not limited", took)
+		}
+		select {
+		case <-stalled:
+			t.Error("the pull stalled")
+		default:
+		}
+	})
 }
 
 // TestBrokenLinkWithoutRanges fetches from a host that does not serve ranges over a link that breaks once. The host is asked for

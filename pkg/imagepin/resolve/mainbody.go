@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"net"
 	"sync/atomic"
 	"syscall"
@@ -44,6 +45,8 @@ type blobOpener interface {
 	isMixed(desc ocispec.Descriptor)
 	// silence returns how long a connection may be silent in the middle of a blob before it counts as lost. 0 means for ever.
 	silence() time.Duration
+	// throttled reports whether what has arrived waits for a limit of the rate. A connection is not silent then.
+	throttled() bool
 	// waiting begins a time that is spent waiting for the network, without progress. ended ends it.
 	waiting() (ended func())
 }
@@ -135,12 +138,22 @@ func (m *mainBody) readUntilSilent(p []byte) (int, error) {
 	if limit <= 0 || m.offset-m.from < minBeforeSilence {
 		return m.rc.Read(p)
 	}
+	var ended atomic.Bool
+	var timer *time.Timer
 	cancel := m.cancel
-	timer := time.AfterFunc(limit, func() {
-		m.silent.Store(true)
-		cancel()
+	timer = time.AfterFunc(math.MaxInt64, func() {
+		switch {
+		case ended.Load():
+		case m.blobs.throttled():
+			timer.Reset(limit)
+		default:
+			m.silent.Store(true)
+			cancel()
+		}
 	})
+	timer.Reset(limit)
 	defer timer.Stop()
+	defer ended.Store(true)
 	return m.rc.Read(p)
 }
 

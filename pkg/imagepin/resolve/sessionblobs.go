@@ -136,6 +136,8 @@ func (b sessionBlobs) silence() time.Duration {
 	return time.Duration(b.session.traffic.limit.Load()) / silences
 }
 
+func (b sessionBlobs) throttled() bool { return b.session.traffic.throttled.Load() > 0 }
+
 func (b sessionBlobs) waiting() (ended func()) {
 	b.session.traffic.active.Add(1) // so that the limit of a stalled pull applies
 	return func() { b.session.traffic.active.Add(-1) }

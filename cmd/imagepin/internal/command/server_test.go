@@ -198,6 +198,10 @@ func (c *control) RemoveLock(ctx context.Context, r *api.RemoveLockRequest) (*ap
 	return c.unlock, c.answer(ctx, r)
 }
 
+func (c *control) LimitRate(ctx context.Context, r *api.LimitRateRequest) (*api.DownloadRate, error) {
+	return &api.DownloadRate{BytesPerSecond: 5 << 20, Configured: 10 << 20, Changed: true}, c.answer(ctx, r)
+}
+
 func (c *control) Version(ctx context.Context, r *api.VersionRequest) (*api.VersionResponse, error) {
 	return &api.VersionResponse{Version: "0.1.2"}, c.answer(ctx, r)
 }
