@@ -142,7 +142,7 @@ func TestSilentLink(t *testing.T) {
 	}
 }
 
-// TestThrottledLinkIsNotSilent fetches with a rate at which what has arrived waits longer than a connection may be silent. The
+// TestThrottledLinkIsNotSilent fetches with a rate at which what has arrived waits longer than a connection may be silent here. The
 // connection stays.
 func TestThrottledLinkIsNotSilent(t *testing.T) {
 	inBubble(t, 1, func(t *testing.T, s *blobServer, session *Session) {
@@ -154,7 +154,7 @@ func TestThrottledLinkIsNotSilent(t *testing.T) {
 		}
 		ctx, cancel := context.WithCancel(bandwidth.WithLimit(quiet(t), 1<<10))
 		defer cancel()
-		stalled := session.Stalled(ctx, time.Minute)
+		stalled := session.Stalled(ctx, 40*time.Millisecond)
 		const size = mib
 		rc := openBlob(t, ctx, session, s.add(size))
 		defer func() { _ = rc.Close() }()
