@@ -173,7 +173,8 @@ func (d *demo) losePower(ctx context.Context) error {
 	if err := d.node.PowerLoss(); err != nil {
 		return err
 	}
-	d.say("   No process of the node is left, also no container. The disk stays.")
+	d.say("   No process of the node is left, also no container. The disk stays, with what the kernel had not written yet:")
+	d.say("   this shows what a node without its processes keeps. make test-power cuts the power of disks.")
 	return nil
 }
 
