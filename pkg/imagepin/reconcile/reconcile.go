@@ -115,6 +115,8 @@ type Repairs interface {
 	GetDamaged(k imagepin.Key) (store.Damaged, bool)
 	NoteDamaged(e imagepin.Entry, reason string)
 	MarkDamaged(ctx context.Context, e imagepin.Entry, reason string) (kept bool, _ error)
+	// MarkDurable records that images are durable.
+	MarkDurable(ctx context.Context, entries ...imagepin.Entry) error
 	// PutIf records a key that was made ready again, if the record called witness still targets its image.
 	PutIf(ctx context.Context, e imagepin.Entry, witness string) (restored bool, _ error)
 	// RepairRecords writes the records of an entry again.
@@ -173,8 +175,9 @@ type Reconciler struct {
 	repairs   *repairs
 	orphans   *orphans
 	leftovers *leftovers
-	// unmarked are compared with their layers before they are ready.
+	// unmarked are compared with their layers before they are ready. fresh are made durable.
 	unmarked *unmarked
+	fresh    *fresh
 	// unanswered are the snapshots about which their snapshotters have to be asked again.
 	unanswered *unanswered
 	// last is the result of the last list of images; nil before.
@@ -202,7 +205,8 @@ func New(c Config) *Reconciler {
 	}
 	r.unmarked = &unmarked{config: &c, damaged: func(ctx context.Context, losses ...health.Loss) { r.repairs.add(ctx, losses...) }, compared: make(map[store.Snapshot]bool), unverified: make(map[imagepin.Key]string)}
 	r.unanswered = newUnanswered(c.Store.HasSnapshot, r.passAnswered)
-	r.adopter = &adopter{config: &c, repairs: r.repairs, unanswered: r.unanswered, awaitingUnpack: make(map[string][]snapshot)}
+	r.fresh = newFresh(&c, r.unmarked.damaged)
+	r.adopter = &adopter{config: &c, repairs: r.repairs, unanswered: r.unanswered, fresh: r.fresh, awaitingUnpack: make(map[string][]snapshot)}
 	return r
 }
 
@@ -257,6 +261,7 @@ func (r *Reconciler) Run(ctx context.Context, ready func()) (err error) {
 	r.unmarked.add(slices.Concat(found.unmarked, hidden)...)
 	ready()
 	r.repairs.owned.Go(func() { r.unmarked.run(ctx) })
+	r.repairs.owned.Go(func() { r.fresh.run(ctx) })
 	r.repairs.owned.Go(func() {
 		if err := r.config.Store.ReleaseOrphans(ctx, found.have.Unpacked(), found.lost...); err != nil && ctx.Err() == nil {
 			log.G(ctx).WithError(err).Error("cannot release snapshots that no key needs")
