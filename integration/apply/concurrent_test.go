@@ -157,6 +157,7 @@ func TestStalledApply(t *testing.T) {
 			t.Errorf("%s: the lock has %s, want %s", name, got, l.old)
 		}
 		testkit.NoLeaks(t, l.Node, before)
+		l.ForgetFailedPulls()
 	}
 	l.Reg.SetFault(nil)
 	imagepinWants(l.Rig, 0, []string{"apply", l.second}, "Applied lock", l.moved[7:19])

@@ -77,6 +77,7 @@ type check struct {
 	records   map[string]bool            // records, blobs and snapshots that are not leaked
 	blobs     map[digest.Digest]bool
 	snapshots map[string]bool // snapshotter/name
+	writes    map[string]bool // of failed pulls, as namespace/reference
 	lock      digest.Digest   // the blob of the node's locks
 	locked    map[string]bool // images of the node's locks, as repository@digest
 }
@@ -94,7 +95,7 @@ func Check(ctx context.Context, n *node.Node, opts Options) ([]string, error) {
 	c := &check{
 		Options: opts, ctx: namespaces.WithNamespace(ctx, node.Namespace), node: n, state: state,
 		keys: map[string]string{}, tags: map[string][]digest.Digest{}, images: map[string]bool{}, records: map[string]bool{},
-		blobs: map[digest.Digest]bool{}, snapshots: map[string]bool{}, locked: map[string]bool{},
+		blobs: map[digest.Digest]bool{}, snapshots: map[string]bool{}, locked: map[string]bool{}, writes: map[string]bool{},
 	}
 	for name, img := range state.Images {
 		ns, name, _ := strings.Cut(name, "/")
@@ -315,6 +316,8 @@ func (c *check) leases() {
 				c.wrong("lease %s retains %s, but no pin does", id, root)
 			}
 			held[root] = append(held[root], c.state.LeaseResources[id]...)
+		case purpose == "resume":
+			c.resumed(id, l.Labels)
 		case purpose != "" || !c.Pods:
 			c.wrong("lease %s: leaked: %v", id, l.Labels)
 		}
@@ -340,6 +343,24 @@ func (c *check) leases() {
 					c.wrong("key %s: a pin retains it, but no lease has %s", name, want)
 				}
 			}
+		}
+	}
+}
+
+// resumed marks what a failed pull has fetched as not leaked, for a day.
+func (c *check) resumed(id string, labels map[string]string) {
+	at, err := time.Parse(time.RFC3339, labels["containerd.io/gc.expire"])
+	if _, flat := labels["containerd.io/gc.flat"]; err != nil || !flat || time.Until(at) > 24*time.Hour {
+		c.wrong("lease %s of a failed pull: got labels %v, want that it is flat and expires within a day", id, labels)
+	}
+	for _, r := range c.state.LeaseResources[id] {
+		switch kind, name, _ := strings.Cut(r, " "); kind {
+		case "content":
+			c.blobs[digest.Digest(name)] = true
+		case "ingests":
+			c.writes[node.Namespace+"/"+name] = true
+		default:
+			c.wrong("lease %s of a failed pull holds %s", id, r)
 		}
 	}
 }
@@ -435,7 +456,9 @@ func (c *check) leaks() {
 		}
 	}
 	for name := range c.state.Ingests {
-		c.wrong("ingest %s: leaked", name)
+		if !c.writes[name] {
+			c.wrong("ingest %s: leaked", name)
+		}
 	}
 }
 

@@ -117,7 +117,7 @@ func (c *killRig) wantConsistent(when string) {
 	}
 }
 
-// removeAll removes all pods, images and pins, and fails the test if something is left.
+// removeAll removes all pods, images and pins, and what killed pulls have fetched, and fails the test if something is left.
 func (c *killRig) removeAll(when string) {
 	c.T.Helper()
 	if c.check.Pods {
@@ -144,6 +144,11 @@ func (c *killRig) removeAll(when string) {
 			continue
 		}
 		if err := c.command("pin", "rm", "--scope", scope, ref); err != nil {
+			c.T.Fatal(err)
+		}
+	}
+	if len(c.MustState().Resumed()) > 0 { // what a killed pull has fetched
+		if err := c.command("prune", "--yes"); err != nil {
 			c.T.Fatal(err)
 		}
 	}

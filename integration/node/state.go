@@ -164,9 +164,40 @@ func labels(m map[string]string) string {
 	return b.String()
 }
 
-// Diff returns the lines that only before has ("- …") and that only after has ("+ …"). It is empty if they are equal.
+// Resumed returns the lease resources of failed pulls ("content sha256:…", "ingests …"), which imagepin keeps for a day.
+func (s *State) Resumed() map[string]bool {
+	all := make(map[string]bool)
+	for id, l := range s.Leases {
+		if l.Labels["io.imagepin.lease"] == "resume" {
+			for _, r := range s.LeaseResources[id] {
+				all[r] = true
+			}
+		}
+	}
+	return all
+}
+
+// withoutResumed returns the state without what failed pulls have fetched, except what another state has too.
+func (s *State) withoutResumed(resumed map[string]bool, other *State) *State {
+	rest := *s
+	rest.Content, rest.Ingests, rest.Leases = maps.Clone(s.Content), maps.Clone(s.Ingests), maps.Clone(s.Leases)
+	maps.DeleteFunc(rest.Content, func(key string, _ content.Info) bool {
+		_, both := other.Content[key]
+		return !both && resumed["content "+strings.TrimPrefix(key, Namespace+"/")]
+	})
+	maps.DeleteFunc(rest.Ingests, func(key string, _ content.Status) bool {
+		return resumed["ingests "+strings.TrimPrefix(key, Namespace+"/")]
+	})
+	maps.DeleteFunc(rest.Leases, func(_ string, l leases.Lease) bool { return l.Labels["io.imagepin.lease"] == "resume" })
+	return &rest
+}
+
+// Diff returns the lines that only before has ("- …") and that only after has ("+ …"), without what failed pulls have fetched, which
+// imagepin keeps for a day. It is empty if they are equal.
 func Diff(before, after *State) string {
-	a, b := before.Lines(), after.Lines()
+	resumed := before.Resumed()
+	maps.Copy(resumed, after.Resumed())
+	a, b := before.withoutResumed(resumed, after).Lines(), after.withoutResumed(resumed, before).Lines()
 	var out strings.Builder
 	for _, line := range a {
 		if _, ok := slices.BinarySearch(b, line); !ok {

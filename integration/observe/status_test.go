@@ -63,10 +63,10 @@ func TestStatus(t *testing.T) {
 	}
 }
 
-// TestStatusOfPull checks that a pull in progress has the bytes that it has received and will receive.
+// TestStatusOfPull checks that a pull in progress has the bytes that it has received and will receive, and what it waits for.
 func TestStatusOfPull(t *testing.T) {
 	t.Parallel()
-	r := testkit.NewRig(t, node.Options{NoPods: true})
+	r := testkit.NewRig(t, node.Options{NoPods: true, Handlers: testkit.OtherTargets})
 	const size = 4 << 20
 	ref, _ := r.PushImage("slow/app:v1", testkit.App(t, images.Options{Random: []images.Random{{Size: size}}}))
 	hang := make(chan struct{})
@@ -79,22 +79,37 @@ func TestStatusOfPull(t *testing.T) {
 	})
 	ctx, cancel := context.WithCancel(r.Ctx)
 	defer cancel()
-	pulled := make(chan error, 1)
-	go func() {
-		_, err := r.Pull(ctx, ref, "")
+	pulled := make(chan error, 2)
+	pull := func(handler string) {
+		_, err := r.Pull(ctx, ref, handler)
 		pulled <- err
-	}()
+	}
+	go pull("")
 	testkit.Eventually(t, "the pull has received a part", func(ctx context.Context) (bool, error) {
 		st, err := r.Control().Status(ctx, &api.StatusRequest{})
 		if err != nil || len(st.Pulls) == 0 {
 			return false, err
 		}
 		p := st.Pulls[0]
-		return p.Ref == ref && p.Target.GetSnapshotter() == "overlayfs" && p.Received > 0 && p.Total > size && p.Total < 2*size, nil
+		return p.Ref == ref && p.Target.GetSnapshotter() == "overlayfs" && p.Received > 0 && p.Total > size && p.Total < 2*size && p.WaitsFor == "registry", nil
 	})
+	go pull("native")
+	testkit.Eventually(t, "a pull waits for the other one", func(ctx context.Context) (bool, error) {
+		st, err := r.Control().Status(ctx, &api.StatusRequest{})
+		if err != nil || len(st.Pulls) < 2 {
+			return false, err
+		}
+		p := st.Pulls[1]
+		return p.Target.GetSnapshotter() == "native" && p.Total > size && p.WaitsFor == "another pull", nil
+	})
+	if out, _ := r.Operator("status"); !strings.Contains(out, "waits for the registry") || !strings.Contains(out, "waits for another pull") {
+		t.Errorf("imagepin status: %s", out)
+	}
 	cancel()
-	if err := <-pulled; err == nil {
-		t.Error("the pull has succeeded")
+	for range 2 {
+		if err := <-pulled; err == nil {
+			t.Error("the pull has succeeded")
+		}
 	}
 	testkit.Eventually(t, "the pull has ended", func(ctx context.Context) (bool, error) {
 		st, err := r.Control().Status(ctx, &api.StatusRequest{})

@@ -15,7 +15,7 @@ import (
 
 // operations returns the operations of a round.
 func (f *fleet) operations() []operation {
-	return []operation{f.pull(), f.download(), f.apply(), f.rollback(), f.pin(), f.repair(), f.uninstall()}
+	return []operation{f.pull(), f.download(), f.adopt(), f.apply(), f.rollback(), f.pin(), f.repair(), f.uninstall()}
 }
 
 func (f *fleet) pull() operation {
@@ -72,10 +72,22 @@ func (f *fleet) stopping(s step, layer string, after int64, when string, conditi
 	return s
 }
 
+// adopt pulls an image with another tool, which syncs nothing. The image need not be there after the boot.
+func (f *fleet) adopt() operation {
+	do := func(w *working) error {
+		if _, err := w.Ctr(w.Ctx, "images", "pull", "--plain-http", f.large); err != nil {
+			return err
+		}
+		testkit.WaitForImage(w.T, w.Node, f.large)
+		return nil
+	}
+	return operation{name: "ctr images pull", steps: []step{{do: do}}, pulls: []pulled{{f.large, ""}}, after: 1}
+}
+
 // apply applies the bundle of the second lock over the first one.
 func (f *fleet) apply() operation {
 	do := func(w *working) error { return w.command("apply", f.bundles[1]) }
-	return operation{name: "apply", steps: []step{switchLock(do, f.locks[1])}, during: 4, after: 1}
+	return operation{name: "apply", steps: []step{switchLock(do, f.locks[1])}, during: 3, after: 1}
 }
 
 // rollback goes back from the second lock to the first one.

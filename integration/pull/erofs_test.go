@@ -178,6 +178,9 @@ func TestEROFS(t *testing.T) {
 				}
 			}
 			runs()
+			if found := append(r.DeepCheck(false), r.Unverified()...); len(found) > 0 {
+				t.Errorf("a deep check found %v, want nothing", found)
+			}
 			r.WantNames(id, []string{tag}, []string{digest})
 			r.KillAndRestart(nil)
 			r.Reg.Reset()

@@ -166,10 +166,11 @@ func TestRegistryFaults(t *testing.T) {
 }
 
 // TestRegistryThatNeverAnswers waits for manifest_pull_timeout with a pull and an apply. Its minimum is 30 seconds. The node keeps its
-// lock, and the next pull and apply succeed.
+// lock, and the next pull and apply succeed. Meanwhile, pull_timeout ends a pull whose registry does not send the blobs, and one that
+// waits for it.
 func TestRegistryThatNeverAnswers(t *testing.T) {
 	t.Parallel()
-	r := testkit.NewRig(t, node.Options{NoPods: true, Extra: `[plugins."io.containerd.imagepin.v1.images"]` + "\nmanifest_pull_timeout = \"30s\"\n"})
+	r := testkit.NewRig(t, node.Options{NoPods: true, Handlers: testkit.OtherTargets, Extra: `[plugins."io.containerd.imagepin.v1.images"]` + "\nmanifest_pull_timeout = \"30s\"\npull_timeout = \"31s\"\n"})
 	testkit.Push(t, r.Reg, "app:v1", testkit.App(t, images.Options{}))
 	locked := r.Reg.Ref("locked:v1")
 	old := r.Version("locked:v1", "old")
@@ -177,14 +178,31 @@ func TestRegistryThatNeverAnswers(t *testing.T) {
 	next := r.WriteLock("next.yaml", map[string]string{locked: r.Version("locked:v1", "next")})
 	never := make(chan struct{})
 	defer close(never)
-	r.Reg.SetFault(registry.FaultIf(registry.Fault{Hang: never}))
+	testkit.Push(t, r.Reg, "slow:v1", testkit.App(t, images.Options{}))
+	r.Reg.SetFault(func(q registry.Request) *registry.Fault {
+		switch {
+		case q.Repository != "slow":
+			return &registry.Fault{Hang: never}
+		case q.Kind == registry.Blob:
+			return &registry.Fault{After: 10, Hang: never}
+		}
+		return nil
+	})
 	r.Collect()
 	before := r.MustState()
 	apply := testkit.Async(func() (string, error) {
 		out, code := r.Operator("apply", next)
 		return out, fmt.Errorf("exit code %d", code)
 	})
+	slow := make(map[string]func() (string, error))
+	for _, handler := range []string{"", "native"} {
+		slow[handler] = testkit.Async(func() (string, error) { return r.Pull(r.Ctx, r.Reg.Ref("slow:v1"), handler) })
+	}
 	_, err := r.Pull(r.Ctx, r.Reg.Ref("app:v1"), "")
+	for handler, pull := range slow {
+		_, err := pull()
+		testkit.Failure{Name: "PullTimedOut", Code: codes.DeadlineExceeded}.Check(t, err, r.Reg.Ref("slow:v1"), testkit.TargetOf(handler))
+	}
 	timeout := testkit.Failure{Name: "ManifestPullTimeout", Code: codes.DeadlineExceeded, Prefix: "RegistryUnavailable"}
 	timeout.Check(t, err, r.Reg.Ref("app:v1"), testkit.TargetOf(""))
 	if out, err := apply(); err.Error() != "exit code 1" || !strings.Contains(out, timeout.Name) || !strings.Contains(out, r.Reg.Ref("locked@")) {
@@ -196,6 +214,7 @@ func TestRegistryThatNeverAnswers(t *testing.T) {
 	}
 	r.Reg.SetFault(nil)
 	checkNextPull(t, r.Node, r.Reg.Ref("app:v1"), "")
+	checkNextPull(t, r.Node, r.Reg.Ref("slow:v1"), "native")
 	r.MustApply(next)
 }
 

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/containerd/containerd/v2/core/content"
@@ -79,8 +80,19 @@ func (r *Rig) Damage(how string, d digest.Digest) {
 	}
 }
 
-// DeepCheck runs a deep check and returns its findings.
+// DeepCheck runs a deep check and returns its findings, without those of images that are unverified.
 func (r *Rig) DeepCheck(repair bool) []*api.Finding {
+	r.T.Helper()
+	return slices.DeleteFunc(r.deepCheck(repair), func(f *api.Finding) bool { return f.Unverified })
+}
+
+// Unverified runs a deep check and returns the findings of images that are unverified.
+func (r *Rig) Unverified() []*api.Finding {
+	r.T.Helper()
+	return slices.DeleteFunc(r.deepCheck(false), func(f *api.Finding) bool { return !f.Unverified })
+}
+
+func (r *Rig) deepCheck(repair bool) []*api.Finding {
 	r.T.Helper()
 	stream, err := r.Control().DeepCheck(r.Ctx, &api.DeepCheckRequest{Repair: repair, BytesPerSecond: -1})
 	if err != nil {
@@ -122,11 +134,17 @@ func (r *Rig) WantUndamaged(ref, version string, pods []*node.Pod) {
 // SnapshotDirectory returns the directory of the top snapshot of an image in the default snapshotter.
 func (r *Rig) SnapshotDirectory(ref string) string {
 	r.T.Helper()
+	return r.DirectoryIn(ref, "overlayfs")
+}
+
+// DirectoryIn returns the directory of the top snapshot of an image in a snapshotter.
+func (r *Rig) DirectoryIn(ref, snapshotter string) string {
+	r.T.Helper()
 	resp, err := r.Control().Inspect(r.Ctx, &api.InspectRequest{Ref: ref})
 	if err != nil {
 		r.T.Fatal(err)
 	}
-	sn := r.Client().SnapshotService("overlayfs")
+	sn := r.Client().SnapshotService(snapshotter)
 	mounts, err := sn.View(NSContext(r.Ctx), "look", resp.Keys[0].ChainId)
 	if err != nil {
 		r.T.Fatal(err)

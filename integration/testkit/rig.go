@@ -2,6 +2,7 @@ package testkit
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"strings"
 	"testing"
@@ -155,6 +156,20 @@ func (r *Rig) Collect() {
 	if err := r.GC(r.Ctx); err != nil {
 		r.T.Fatal(err)
 	}
+}
+
+// ForgetFailedPulls frees what failed pulls have fetched, so that the next pull fetches all.
+func (r *Rig) ForgetFailedPulls() {
+	r.T.Helper()
+	ctx, manager := NSContext(r.Ctx), r.Client().LeasesService()
+	all, err := manager.List(ctx, `labels."io.imagepin.lease"==resume`)
+	for _, l := range all {
+		err = errors.Join(err, manager.Delete(ctx, l))
+	}
+	if err != nil {
+		r.T.Fatal(err)
+	}
+	r.Collect()
 }
 
 // MustState returns the state of the node.

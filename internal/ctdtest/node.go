@@ -15,6 +15,7 @@ import (
 	"github.com/containerd/containerd/v2/core/leases"
 	"github.com/containerd/containerd/v2/core/metadata"
 	"github.com/containerd/containerd/v2/core/snapshots"
+	"github.com/containerd/containerd/v2/pkg/archive"
 	"github.com/containerd/containerd/v2/pkg/namespaces"
 	"github.com/containerd/containerd/v2/plugins/content/local"
 	"github.com/containerd/containerd/v2/plugins/snapshots/native"
@@ -43,11 +44,17 @@ type Node struct {
 // New creates a node. snapshotters are the names of its snapshotters, which are all containerd's native one.
 func New(t testing.TB, snapshotters ...string) *Node {
 	t.Helper()
+	return NewOf(t, native.NewSnapshotter, snapshotters...)
+}
+
+// NewOf is New with snapshotters of another kind, which open returns for a directory.
+func NewOf(t testing.TB, open func(root string) (snapshots.Snapshotter, error), snapshotters ...string) *Node {
+	t.Helper()
 	dir := t.TempDir()
 	n := &Node{Dir: dir, Events: exchange.NewExchange(), snapshotters: make(map[string]snapshots.Snapshotter)}
 	plain := make(map[string]snapshots.Snapshotter)
 	for _, name := range snapshotters {
-		sn, err := native.NewSnapshotter(filepath.Join(dir, "snapshots."+name))
+		sn, err := open(filepath.Join(dir, "snapshots."+name))
 		noError(t, err)
 		plain[name] = sn
 	}
@@ -164,8 +171,8 @@ func (n *Node) Keep(ctx context.Context, t testing.TB, img Image, index *ocispec
 	noError(t, err)
 }
 
-// Unpack commits img's snapshot in a snapshotter and labels the configuration to keep it. The snapshot is empty,
-// because no test reads it.
+// Unpack commits img's snapshot in a snapshotter and labels the configuration to keep it. The snapshot has the files of the layer, or
+// another one if the node does not have the layer.
 func (n *Node) Unpack(ctx context.Context, t testing.TB, img Image, snapshotter string) {
 	t.Helper()
 	sn := n.Snapshotter(snapshotter)
@@ -173,8 +180,14 @@ func (n *Node) Unpack(ctx context.Context, t testing.TB, img Image, snapshotter 
 		key := "extract " + img.ChainID.String()
 		mounts, err := sn.Prepare(ctx, key, "")
 		noError(t, err)
-		// Not every file system counts bytes for an empty directory.
-		noError(t, os.WriteFile(filepath.Join(mounts[0].Source, "file"), []byte(key), 0o600))
+		layer, err := content.ReadBlob(ctx, n.Content, img.Layer)
+		if err == nil {
+			_, err = archive.Apply(ctx, mounts[0].Source, bytes.NewReader(layer))
+		} else {
+			// Not every file system counts bytes for an empty directory.
+			err = os.WriteFile(filepath.Join(mounts[0].Source, "file"), []byte(key), 0o600)
+		}
+		noError(t, err)
 		noError(t, sn.Commit(ctx, img.ChainID.String(), key))
 	}
 	label := "containerd.io/gc.ref.snapshot." + snapshotter

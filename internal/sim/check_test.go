@@ -101,6 +101,7 @@ type check struct {
 	records map[string]bool
 	blobs   map[digest.Digest]bool
 	layers  map[string]bool
+	writes  map[string]bool // of failed pulls
 	lock    *lockState
 }
 
@@ -111,7 +112,7 @@ func newCheck(w *world) (*check, error) {
 		content: map[digest.Digest]content.Info{}, snapshots: map[string]snapshots.Info{},
 		leases: map[string]leases.Lease{}, resources: map[string][]leases.Resource{},
 		keys: map[string]key{}, record: map[string]string{}, tags: map[string][]digest.Digest{}, ids: map[string]bool{}, others: map[string]bool{},
-		records: map[string]bool{}, blobs: map[digest.Digest]bool{}, layers: map[string]bool{},
+		records: map[string]bool{}, blobs: map[digest.Digest]bool{}, layers: map[string]bool{}, writes: map[string]bool{},
 	}
 	for ns, into := range map[string]map[string]images.Image{k8s: c.images, "imagepin": c.pins} {
 		all, err := w.images.List(namespaces.WithNamespace(c.ctx, ns))
@@ -377,6 +378,10 @@ func (c *check) leased() {
 	for _, id := range sorted(c.leases) {
 		l := c.leases[id]
 		purpose := l.Labels["io.imagepin.lease"]
+		if purpose == "resume" {
+			c.resumed(id, l)
+			continue
+		}
 		if purpose != "retain" {
 			c.w.wrong(leakedLease, "lease %s (%s) leaked: %s", id, purpose, c.resources[id])
 			continue
@@ -410,6 +415,24 @@ func (c *check) leased() {
 			if !held[k.Digest.String()][want] {
 				c.w.wrong(retentionLost, "key %s: a pin retains it, but no lease holds %s", name, want)
 			}
+		}
+	}
+}
+
+// resumed accounts for what a failed pull has fetched, for a day.
+func (c *check) resumed(id string, l leases.Lease) {
+	at, err := time.Parse(time.RFC3339, l.Labels["containerd.io/gc.expire"])
+	if _, flat := l.Labels["containerd.io/gc.flat"]; err != nil || !flat || time.Until(at) > 24*time.Hour {
+		c.w.wrong(leakedLease, "lease %s of a failed pull: got labels %v, want that it is flat and expires within a day", id, l.Labels)
+	}
+	for _, r := range c.resources[id] {
+		switch r.Type {
+		case "content":
+			c.blobs[digest.Digest(r.ID)] = true
+		case "ingests":
+			c.writes[r.ID] = true
+		default:
+			c.w.wrong(leakedLease, "lease %s of a failed pull holds %s", id, r)
 		}
 	}
 }
@@ -479,6 +502,9 @@ func (c *check) leaks() {
 		c.w.wrong(leakedIngest, "%v", err)
 	}
 	for _, i := range ingests {
+		if c.writes[i.Ref] {
+			continue
+		}
 		c.w.wrong(leakedIngest, "ingest %s leaked", i.Ref)
 	}
 }

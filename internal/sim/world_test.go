@@ -3,6 +3,7 @@ package sim
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -96,12 +97,12 @@ func newWorld(seed uint64, dir string) (*world, error) {
 	}
 	// The directory is that of the history before. The first start is the first one of a boot, unless pulls would wait for its
 	// collection too long.
-	boots := durable.BootsIn(dir)
-	setBoot := boots.Remove
+	collected := durable.BootsIn(dir, "boot-collected")
+	setBoot := collected.Remove
 	if w.choice.slowGC > 0 {
-		setBoot = boots.Settle
+		setBoot = collected.Settle
 	}
-	if err := setBoot(); err != nil {
+	if err := errors.Join(setBoot(), durable.BootsIn(dir, "boot-compared").Remove()); err != nil {
 		return nil, err
 	}
 	backends := make(map[string]snapshots.Snapshotter)

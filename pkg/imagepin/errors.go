@@ -31,6 +31,8 @@ const (
 	CannotPullImage Reason = "CannotPullImage"
 	// PullStalled: no data was received for image_pull_progress_timeout.
 	PullStalled Reason = "PullStalled"
+	// PullTimedOut: a pull took longer than pull_timeout.
+	PullTimedOut Reason = "PullTimedOut"
 	// ContentCorrupt: content from the registry does not match its digest, or is not an image.
 	ContentCorrupt Reason = "ContentCorrupt"
 	// ContentDamaged: a part of the image on the node differs from its record and could not be fetched again.

@@ -157,9 +157,9 @@ type Key struct {
 	Record   string                 `protobuf:"bytes,13,opt,name=record,proto3" json:"record,omitempty"` // image record that carries the key
 	Pin      string                 `protobuf:"bytes,14,opt,name=pin,proto3" json:"pin,omitempty"`       // scope of the pin that holds the reference at this digest; empty if there is none
 	// ready; damaged: a part of the image is gone or differs, no pod uses it, and it is repaired in the background; unused: no
-	// runtime handler has the target
+	// runtime handler has the target; unverified: ready, and after the last boot its files could not be compared with its layers
 	State         string                 `protobuf:"bytes,15,opt,name=state,proto3" json:"state,omitempty"`
-	Problem       string                 `protobuf:"bytes,16,opt,name=problem,proto3" json:"problem,omitempty"` // what is wrong with a damaged image
+	Problem       string                 `protobuf:"bytes,16,opt,name=problem,proto3" json:"problem,omitempty"` // what is wrong with a damaged image, or why an unverified one could not be compared
 	Since         *timestamppb.Timestamp `protobuf:"bytes,17,opt,name=since,proto3" json:"since,omitempty"`     // when the key became damaged or unused; unset if it is ready, or not known
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2362,12 +2362,14 @@ type StatusResponse struct {
 	Targets           []*TargetStatus        `protobuf:"bytes,6,rep,name=targets,proto3" json:"targets,omitempty"`
 	Images            int64                  `protobuf:"varint,7,opt,name=images,proto3" json:"images,omitempty"` // image IDs
 	Pins              *PinStatus             `protobuf:"bytes,8,opt,name=pins,proto3" json:"pins,omitempty"`
-	Pulls             []*RunningPull         `protobuf:"bytes,9,rep,name=pulls,proto3" json:"pulls,omitempty"`                                                    // the oldest first
+	Pulls             []*RunningPull         `protobuf:"bytes,9,rep,name=pulls,proto3" json:"pulls,omitempty"`                                                    // the oldest first, at most 100
 	RegistryFallbacks int64                  `protobuf:"varint,10,opt,name=registry_fallbacks,json=registryFallbacks,proto3" json:"registry_fallbacks,omitempty"` // since the start: pulls that used the image on the node because no registry could be reached
 	Cluster           bool                   `protobuf:"varint,11,opt,name=cluster,proto3" json:"cluster,omitempty"`                                              // pins are agreed on in the Kubernetes API
 	Problems          []*Problem             `protobuf:"bytes,12,rep,name=problems,proto3" json:"problems,omitempty"`
 	At                *timestamppb.Timestamp `protobuf:"bytes,13,opt,name=at,proto3" json:"at,omitempty"`     // when this was the state
 	Lock              *LockSummary           `protobuf:"bytes,14,opt,name=lock,proto3" json:"lock,omitempty"` // unset if the node has no lock
+	DownloadRate      *DownloadRate          `protobuf:"bytes,16,opt,name=download_rate,json=downloadRate,proto3" json:"download_rate,omitempty"`
+	MorePulls         int64                  `protobuf:"varint,15,opt,name=more_pulls,json=morePulls,proto3" json:"more_pulls,omitempty"` // pulls in progress that are not in pulls
 	unknownFields     protoimpl.UnknownFields
 	sizeCache         protoimpl.SizeCache
 }
@@ -2500,6 +2502,134 @@ func (x *StatusResponse) GetLock() *LockSummary {
 	return nil
 }
 
+func (x *StatusResponse) GetDownloadRate() *DownloadRate {
+	if x != nil {
+		return x.DownloadRate
+	}
+	return nil
+}
+
+func (x *StatusResponse) GetMorePulls() int64 {
+	if x != nil {
+		return x.MorePulls
+	}
+	return 0
+}
+
+// LimitRateRequest changes nothing if it is empty.
+type LimitRateRequest struct {
+	state          protoimpl.MessageState `protogen:"open.v1"`
+	BytesPerSecond *int64                 `protobuf:"varint,1,opt,name=bytes_per_second,json=bytesPerSecond,proto3,oneof" json:"bytes_per_second,omitempty"` // 0 means no limit
+	Reset_         bool                   `protobuf:"varint,2,opt,name=reset,proto3" json:"reset,omitempty"`                                                 // to the configured limit
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
+}
+
+func (x *LimitRateRequest) Reset() {
+	*x = LimitRateRequest{}
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[36]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LimitRateRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LimitRateRequest) ProtoMessage() {}
+
+func (x *LimitRateRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[36]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LimitRateRequest.ProtoReflect.Descriptor instead.
+func (*LimitRateRequest) Descriptor() ([]byte, []int) {
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{36}
+}
+
+func (x *LimitRateRequest) GetBytesPerSecond() int64 {
+	if x != nil && x.BytesPerSecond != nil {
+		return *x.BytesPerSecond
+	}
+	return 0
+}
+
+func (x *LimitRateRequest) GetReset_() bool {
+	if x != nil {
+		return x.Reset_
+	}
+	return false
+}
+
+// DownloadRate is the limit of what the node receives from registries, in bytes per second; 0 means no limit.
+type DownloadRate struct {
+	state          protoimpl.MessageState `protogen:"open.v1"`
+	BytesPerSecond int64                  `protobuf:"varint,1,opt,name=bytes_per_second,json=bytesPerSecond,proto3" json:"bytes_per_second,omitempty"`
+	Configured     int64                  `protobuf:"varint,2,opt,name=configured,proto3" json:"configured,omitempty"` // max_download_rate
+	Changed        bool                   `protobuf:"varint,3,opt,name=changed,proto3" json:"changed,omitempty"`       // an operator has set the limit
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
+}
+
+func (x *DownloadRate) Reset() {
+	*x = DownloadRate{}
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[37]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DownloadRate) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DownloadRate) ProtoMessage() {}
+
+func (x *DownloadRate) ProtoReflect() protoreflect.Message {
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[37]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DownloadRate.ProtoReflect.Descriptor instead.
+func (*DownloadRate) Descriptor() ([]byte, []int) {
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{37}
+}
+
+func (x *DownloadRate) GetBytesPerSecond() int64 {
+	if x != nil {
+		return x.BytesPerSecond
+	}
+	return 0
+}
+
+func (x *DownloadRate) GetConfigured() int64 {
+	if x != nil {
+		return x.Configured
+	}
+	return 0
+}
+
+func (x *DownloadRate) GetChanged() bool {
+	if x != nil {
+		return x.Changed
+	}
+	return false
+}
+
 // LockSummary is the state of the lock in numbers.
 type LockSummary struct {
 	state             protoimpl.MessageState `protogen:"open.v1"`
@@ -2515,7 +2645,7 @@ type LockSummary struct {
 
 func (x *LockSummary) Reset() {
 	*x = LockSummary{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[36]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2527,7 +2657,7 @@ func (x *LockSummary) String() string {
 func (*LockSummary) ProtoMessage() {}
 
 func (x *LockSummary) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[36]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2540,7 +2670,7 @@ func (x *LockSummary) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LockSummary.ProtoReflect.Descriptor instead.
 func (*LockSummary) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{36}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *LockSummary) GetDigest() string {
@@ -2602,7 +2732,7 @@ type IndexStatus struct {
 
 func (x *IndexStatus) Reset() {
 	*x = IndexStatus{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[37]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2614,7 +2744,7 @@ func (x *IndexStatus) String() string {
 func (*IndexStatus) ProtoMessage() {}
 
 func (x *IndexStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[37]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2627,7 +2757,7 @@ func (x *IndexStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use IndexStatus.ProtoReflect.Descriptor instead.
 func (*IndexStatus) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{37}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *IndexStatus) GetReady() bool {
@@ -2700,7 +2830,7 @@ type TargetStatus struct {
 
 func (x *TargetStatus) Reset() {
 	*x = TargetStatus{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[38]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2712,7 +2842,7 @@ func (x *TargetStatus) String() string {
 func (*TargetStatus) ProtoMessage() {}
 
 func (x *TargetStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[38]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2725,7 +2855,7 @@ func (x *TargetStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TargetStatus.ProtoReflect.Descriptor instead.
 func (*TargetStatus) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{38}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *TargetStatus) GetTarget() *Target {
@@ -2776,7 +2906,7 @@ type PinStatus struct {
 
 func (x *PinStatus) Reset() {
 	*x = PinStatus{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[39]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2788,7 +2918,7 @@ func (x *PinStatus) String() string {
 func (*PinStatus) ProtoMessage() {}
 
 func (x *PinStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[39]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2801,7 +2931,7 @@ func (x *PinStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PinStatus.ProtoReflect.Descriptor instead.
 func (*PinStatus) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{39}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *PinStatus) GetPins() int64 {
@@ -2841,19 +2971,24 @@ func (x *PinStatus) GetMaxRetainedBytes() int64 {
 
 // RunningPull is a pull in progress.
 type RunningPull struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Ref           string                 `protobuf:"bytes,1,opt,name=ref,proto3" json:"ref,omitempty"`
-	Target        *Target                `protobuf:"bytes,2,opt,name=target,proto3" json:"target,omitempty"`
-	Since         *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=since,proto3" json:"since,omitempty"`
-	Received      int64                  `protobuf:"varint,4,opt,name=received,proto3" json:"received,omitempty"` // bytes from registries
-	Total         int64                  `protobuf:"varint,5,opt,name=total,proto3" json:"total,omitempty"`       // bytes that are fetched; 0 while not known
+	state       protoimpl.MessageState `protogen:"open.v1"`
+	Ref         string                 `protobuf:"bytes,1,opt,name=ref,proto3" json:"ref,omitempty"`
+	Target      *Target                `protobuf:"bytes,2,opt,name=target,proto3" json:"target,omitempty"`
+	Since       *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=since,proto3" json:"since,omitempty"`
+	Received    int64                  `protobuf:"varint,4,opt,name=received,proto3" json:"received,omitempty"`                          // bytes from registries
+	Total       int64                  `protobuf:"varint,5,opt,name=total,proto3" json:"total,omitempty"`                                // bytes that are fetched; 0 while not known
+	Rate        int64                  `protobuf:"varint,6,opt,name=rate,proto3" json:"rate,omitempty"`                                  // bytes per second over the last 10 seconds
+	LeftSeconds int64                  `protobuf:"varint,7,opt,name=left_seconds,json=leftSeconds,proto3" json:"left_seconds,omitempty"` // until all is received at this rate; 0 if not known
+	// What it waits for: "registry"; "rate limit"; "unpack" if it receives nothing; "another pull" that writes what it needs. Empty
+	// while not known.
+	WaitsFor      string `protobuf:"bytes,8,opt,name=waits_for,json=waitsFor,proto3" json:"waits_for,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *RunningPull) Reset() {
 	*x = RunningPull{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[40]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2865,7 +3000,7 @@ func (x *RunningPull) String() string {
 func (*RunningPull) ProtoMessage() {}
 
 func (x *RunningPull) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[40]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2878,7 +3013,7 @@ func (x *RunningPull) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunningPull.ProtoReflect.Descriptor instead.
 func (*RunningPull) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{40}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *RunningPull) GetRef() string {
@@ -2916,6 +3051,27 @@ func (x *RunningPull) GetTotal() int64 {
 	return 0
 }
 
+func (x *RunningPull) GetRate() int64 {
+	if x != nil {
+		return x.Rate
+	}
+	return 0
+}
+
+func (x *RunningPull) GetLeftSeconds() int64 {
+	if x != nil {
+		return x.LeftSeconds
+	}
+	return 0
+}
+
+func (x *RunningPull) GetWaitsFor() string {
+	if x != nil {
+		return x.WaitsFor
+	}
+	return ""
+}
+
 // Problem is something that needs an operator.
 type Problem struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -2927,7 +3083,7 @@ type Problem struct {
 
 func (x *Problem) Reset() {
 	*x = Problem{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[41]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2939,7 +3095,7 @@ func (x *Problem) String() string {
 func (*Problem) ProtoMessage() {}
 
 func (x *Problem) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[41]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2952,7 +3108,7 @@ func (x *Problem) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Problem.ProtoReflect.Descriptor instead.
 func (*Problem) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{41}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *Problem) GetMessage() string {
@@ -2978,7 +3134,7 @@ type DiskUsageRequest struct {
 
 func (x *DiskUsageRequest) Reset() {
 	*x = DiskUsageRequest{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[42]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2990,7 +3146,7 @@ func (x *DiskUsageRequest) String() string {
 func (*DiskUsageRequest) ProtoMessage() {}
 
 func (x *DiskUsageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[42]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3003,7 +3159,7 @@ func (x *DiskUsageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiskUsageRequest.ProtoReflect.Descriptor instead.
 func (*DiskUsageRequest) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{42}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *DiskUsageRequest) GetRefGlob() string {
@@ -3014,18 +3170,21 @@ func (x *DiskUsageRequest) GetRefGlob() string {
 }
 
 type DiskUsageResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Images        []*ImageUsage          `protobuf:"bytes,1,rep,name=images,proto3" json:"images,omitempty"`                                 // the largest unique size first
-	Content       *ContentUsage          `protobuf:"bytes,2,opt,name=content,proto3" json:"content,omitempty"`                               // of all images, each blob once
-	OtherContent  *ContentUsage          `protobuf:"bytes,3,opt,name=other_content,json=otherContent,proto3" json:"other_content,omitempty"` // in the namespace of the CRI, and not of an image
-	Snapshotters  []*SnapshotterUsage    `protobuf:"bytes,4,rep,name=snapshotters,proto3" json:"snapshotters,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	state        protoimpl.MessageState `protogen:"open.v1"`
+	Images       []*ImageUsage          `protobuf:"bytes,1,rep,name=images,proto3" json:"images,omitempty"`                                 // the largest unique size first
+	Content      *ContentUsage          `protobuf:"bytes,2,opt,name=content,proto3" json:"content,omitempty"`                               // of all images, each blob once
+	OtherContent *ContentUsage          `protobuf:"bytes,3,opt,name=other_content,json=otherContent,proto3" json:"other_content,omitempty"` // in the namespace of the CRI, and not of an image
+	Snapshotters []*SnapshotterUsage    `protobuf:"bytes,4,rep,name=snapshotters,proto3" json:"snapshotters,omitempty"`
+	// What failed pulls have fetched, and no image has: it is kept for a day, and the next pull fetches the rest. Blobs that are not
+	// complete count with what has arrived. It is not a part of other_content.
+	ResumableContent *ContentUsage `protobuf:"bytes,5,opt,name=resumable_content,json=resumableContent,proto3" json:"resumable_content,omitempty"`
+	unknownFields    protoimpl.UnknownFields
+	sizeCache        protoimpl.SizeCache
 }
 
 func (x *DiskUsageResponse) Reset() {
 	*x = DiskUsageResponse{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[43]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3037,7 +3196,7 @@ func (x *DiskUsageResponse) String() string {
 func (*DiskUsageResponse) ProtoMessage() {}
 
 func (x *DiskUsageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[43]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3050,7 +3209,7 @@ func (x *DiskUsageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiskUsageResponse.ProtoReflect.Descriptor instead.
 func (*DiskUsageResponse) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{43}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *DiskUsageResponse) GetImages() []*ImageUsage {
@@ -3081,6 +3240,13 @@ func (x *DiskUsageResponse) GetSnapshotters() []*SnapshotterUsage {
 	return nil
 }
 
+func (x *DiskUsageResponse) GetResumableContent() *ContentUsage {
+	if x != nil {
+		return x.ResumableContent
+	}
+	return nil
+}
+
 // ImageUsage is the disk space of one image with all of its references. All sizes are in bytes.
 type ImageUsage struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -3096,7 +3262,7 @@ type ImageUsage struct {
 
 func (x *ImageUsage) Reset() {
 	*x = ImageUsage{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[44]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3108,7 +3274,7 @@ func (x *ImageUsage) String() string {
 func (*ImageUsage) ProtoMessage() {}
 
 func (x *ImageUsage) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[44]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3121,7 +3287,7 @@ func (x *ImageUsage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImageUsage.ProtoReflect.Descriptor instead.
 func (*ImageUsage) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{44}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *ImageUsage) GetImageId() string {
@@ -3178,7 +3344,7 @@ type UnpackedUsage struct {
 
 func (x *UnpackedUsage) Reset() {
 	*x = UnpackedUsage{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[45]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3190,7 +3356,7 @@ func (x *UnpackedUsage) String() string {
 func (*UnpackedUsage) ProtoMessage() {}
 
 func (x *UnpackedUsage) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[45]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3203,7 +3369,7 @@ func (x *UnpackedUsage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UnpackedUsage.ProtoReflect.Descriptor instead.
 func (*UnpackedUsage) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{45}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *UnpackedUsage) GetSnapshotter() string {
@@ -3237,7 +3403,7 @@ type ContentUsage struct {
 
 func (x *ContentUsage) Reset() {
 	*x = ContentUsage{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[46]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3249,7 +3415,7 @@ func (x *ContentUsage) String() string {
 func (*ContentUsage) ProtoMessage() {}
 
 func (x *ContentUsage) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[46]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3262,7 +3428,7 @@ func (x *ContentUsage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ContentUsage.ProtoReflect.Descriptor instead.
 func (*ContentUsage) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{46}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *ContentUsage) GetBlobs() int64 {
@@ -3294,7 +3460,7 @@ type SnapshotterUsage struct {
 
 func (x *SnapshotterUsage) Reset() {
 	*x = SnapshotterUsage{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[47]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3306,7 +3472,7 @@ func (x *SnapshotterUsage) String() string {
 func (*SnapshotterUsage) ProtoMessage() {}
 
 func (x *SnapshotterUsage) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[47]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3319,7 +3485,7 @@ func (x *SnapshotterUsage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotterUsage.ProtoReflect.Descriptor instead.
 func (*SnapshotterUsage) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{47}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *SnapshotterUsage) GetSnapshotter() string {
@@ -3373,7 +3539,7 @@ type EventsRequest struct {
 
 func (x *EventsRequest) Reset() {
 	*x = EventsRequest{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[48]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3385,7 +3551,7 @@ func (x *EventsRequest) String() string {
 func (*EventsRequest) ProtoMessage() {}
 
 func (x *EventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[48]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3398,7 +3564,7 @@ func (x *EventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsRequest.ProtoReflect.Descriptor instead.
 func (*EventsRequest) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{48}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *EventsRequest) GetRefGlob() string {
@@ -3432,7 +3598,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[49]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3444,7 +3610,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[49]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3457,7 +3623,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{49}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *Event) GetAt() *timestamppb.Timestamp {
@@ -3568,7 +3734,7 @@ type DiffRequest struct {
 
 func (x *DiffRequest) Reset() {
 	*x = DiffRequest{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[50]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3580,7 +3746,7 @@ func (x *DiffRequest) String() string {
 func (*DiffRequest) ProtoMessage() {}
 
 func (x *DiffRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[50]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3593,7 +3759,7 @@ func (x *DiffRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiffRequest.ProtoReflect.Descriptor instead.
 func (*DiffRequest) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{50}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *DiffRequest) GetRef() string {
@@ -3645,7 +3811,7 @@ type DiffResponse struct {
 
 func (x *DiffResponse) Reset() {
 	*x = DiffResponse{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[51]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3657,7 +3823,7 @@ func (x *DiffResponse) String() string {
 func (*DiffResponse) ProtoMessage() {}
 
 func (x *DiffResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[51]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3670,7 +3836,7 @@ func (x *DiffResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiffResponse.ProtoReflect.Descriptor instead.
 func (*DiffResponse) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{51}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *DiffResponse) GetRef() string {
@@ -3733,7 +3899,7 @@ type PlatformDiff struct {
 
 func (x *PlatformDiff) Reset() {
 	*x = PlatformDiff{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[52]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3745,7 +3911,7 @@ func (x *PlatformDiff) String() string {
 func (*PlatformDiff) ProtoMessage() {}
 
 func (x *PlatformDiff) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[52]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3758,7 +3924,7 @@ func (x *PlatformDiff) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlatformDiff.ProtoReflect.Descriptor instead.
 func (*PlatformDiff) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{52}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *PlatformDiff) GetPlatform() string {
@@ -3835,7 +4001,7 @@ type LayerDiff struct {
 
 func (x *LayerDiff) Reset() {
 	*x = LayerDiff{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[53]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3847,7 +4013,7 @@ func (x *LayerDiff) String() string {
 func (*LayerDiff) ProtoMessage() {}
 
 func (x *LayerDiff) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[53]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3860,7 +4026,7 @@ func (x *LayerDiff) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LayerDiff.ProtoReflect.Descriptor instead.
 func (*LayerDiff) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{53}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *LayerDiff) GetChange() string {
@@ -3896,7 +4062,7 @@ type ConfigDiff struct {
 
 func (x *ConfigDiff) Reset() {
 	*x = ConfigDiff{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[54]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3908,7 +4074,7 @@ func (x *ConfigDiff) String() string {
 func (*ConfigDiff) ProtoMessage() {}
 
 func (x *ConfigDiff) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[54]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3921,7 +4087,7 @@ func (x *ConfigDiff) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConfigDiff.ProtoReflect.Descriptor instead.
 func (*ConfigDiff) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{54}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *ConfigDiff) GetField() string {
@@ -3954,7 +4120,7 @@ type CheckRequest struct {
 
 func (x *CheckRequest) Reset() {
 	*x = CheckRequest{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[55]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3966,7 +4132,7 @@ func (x *CheckRequest) String() string {
 func (*CheckRequest) ProtoMessage() {}
 
 func (x *CheckRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[55]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3979,7 +4145,7 @@ func (x *CheckRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckRequest.ProtoReflect.Descriptor instead.
 func (*CheckRequest) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{55}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *CheckRequest) GetRepair() bool {
@@ -3999,7 +4165,7 @@ type CheckResponse struct {
 
 func (x *CheckResponse) Reset() {
 	*x = CheckResponse{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[56]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4011,7 +4177,7 @@ func (x *CheckResponse) String() string {
 func (*CheckResponse) ProtoMessage() {}
 
 func (x *CheckResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[56]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4024,7 +4190,7 @@ func (x *CheckResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckResponse.ProtoReflect.Descriptor instead.
 func (*CheckResponse) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{56}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *CheckResponse) GetFindings() []*Finding {
@@ -4052,7 +4218,7 @@ type DeepCheckRequest struct {
 
 func (x *DeepCheckRequest) Reset() {
 	*x = DeepCheckRequest{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[57]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4064,7 +4230,7 @@ func (x *DeepCheckRequest) String() string {
 func (*DeepCheckRequest) ProtoMessage() {}
 
 func (x *DeepCheckRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[57]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4077,7 +4243,7 @@ func (x *DeepCheckRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeepCheckRequest.ProtoReflect.Descriptor instead.
 func (*DeepCheckRequest) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{57}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *DeepCheckRequest) GetRepair() bool {
@@ -4104,7 +4270,7 @@ type DeepCheckResponse struct {
 
 func (x *DeepCheckResponse) Reset() {
 	*x = DeepCheckResponse{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[58]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4116,7 +4282,7 @@ func (x *DeepCheckResponse) String() string {
 func (*DeepCheckResponse) ProtoMessage() {}
 
 func (x *DeepCheckResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[58]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4129,7 +4295,7 @@ func (x *DeepCheckResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeepCheckResponse.ProtoReflect.Descriptor instead.
 func (*DeepCheckResponse) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{58}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *DeepCheckResponse) GetProgress() *DeepCheckProgress {
@@ -4162,7 +4328,7 @@ type DeepCheckProgress struct {
 
 func (x *DeepCheckProgress) Reset() {
 	*x = DeepCheckProgress{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[59]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4174,7 +4340,7 @@ func (x *DeepCheckProgress) String() string {
 func (*DeepCheckProgress) ProtoMessage() {}
 
 func (x *DeepCheckProgress) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[59]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4187,7 +4353,7 @@ func (x *DeepCheckProgress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeepCheckProgress.ProtoReflect.Descriptor instead.
 func (*DeepCheckProgress) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{59}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *DeepCheckProgress) GetBlobs() int64 {
@@ -4254,13 +4420,14 @@ type Finding struct {
 	Repaired      bool                   `protobuf:"varint,4,opt,name=repaired,proto3" json:"repaired,omitempty"`
 	Error         string                 `protobuf:"bytes,5,opt,name=error,proto3" json:"error,omitempty"`                              // why it could not be repaired
 	NotAdopted    bool                   `protobuf:"varint,6,opt,name=not_adopted,json=notAdopted,proto3" json:"not_adopted,omitempty"` // an image of another tool that imagepin does not use: not a difference, and not repaired
+	Unverified    bool                   `protobuf:"varint,7,opt,name=unverified,proto3" json:"unverified,omitempty"`                   // the files of the image could not be compared with its layers: not known to be a difference, and not repaired
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Finding) Reset() {
 	*x = Finding{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[60]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4272,7 +4439,7 @@ func (x *Finding) String() string {
 func (*Finding) ProtoMessage() {}
 
 func (x *Finding) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[60]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4285,7 +4452,7 @@ func (x *Finding) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Finding.ProtoReflect.Descriptor instead.
 func (*Finding) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{60}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *Finding) GetSubject() string {
@@ -4330,6 +4497,13 @@ func (x *Finding) GetNotAdopted() bool {
 	return false
 }
 
+func (x *Finding) GetUnverified() bool {
+	if x != nil {
+		return x.Unverified
+	}
+	return false
+}
+
 type ApplyRequest struct {
 	state          protoimpl.MessageState `protogen:"open.v1"`
 	Lock           []byte                 `protobuf:"bytes,1,opt,name=lock,proto3" json:"lock,omitempty"`         // a lock in YAML or JSON
@@ -4347,7 +4521,7 @@ type ApplyRequest struct {
 
 func (x *ApplyRequest) Reset() {
 	*x = ApplyRequest{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[61]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4359,7 +4533,7 @@ func (x *ApplyRequest) String() string {
 func (*ApplyRequest) ProtoMessage() {}
 
 func (x *ApplyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[61]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4372,7 +4546,7 @@ func (x *ApplyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyRequest.ProtoReflect.Descriptor instead.
 func (*ApplyRequest) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{61}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *ApplyRequest) GetLock() []byte {
@@ -4446,7 +4620,7 @@ type CancelApplyRequest struct {
 
 func (x *CancelApplyRequest) Reset() {
 	*x = CancelApplyRequest{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[62]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4458,7 +4632,7 @@ func (x *CancelApplyRequest) String() string {
 func (*CancelApplyRequest) ProtoMessage() {}
 
 func (x *CancelApplyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[62]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4471,7 +4645,7 @@ func (x *CancelApplyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelApplyRequest.ProtoReflect.Descriptor instead.
 func (*CancelApplyRequest) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{62}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{64}
 }
 
 type CancelApplyResponse struct {
@@ -4483,7 +4657,7 @@ type CancelApplyResponse struct {
 
 func (x *CancelApplyResponse) Reset() {
 	*x = CancelApplyResponse{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[63]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4495,7 +4669,7 @@ func (x *CancelApplyResponse) String() string {
 func (*CancelApplyResponse) ProtoMessage() {}
 
 func (x *CancelApplyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[63]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4508,7 +4682,7 @@ func (x *CancelApplyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelApplyResponse.ProtoReflect.Descriptor instead.
 func (*CancelApplyResponse) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{63}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *CancelApplyResponse) GetCanceled() bool {
@@ -4528,7 +4702,7 @@ type RollbackRequest struct {
 
 func (x *RollbackRequest) Reset() {
 	*x = RollbackRequest{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[64]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4540,7 +4714,7 @@ func (x *RollbackRequest) String() string {
 func (*RollbackRequest) ProtoMessage() {}
 
 func (x *RollbackRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[64]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4553,7 +4727,7 @@ func (x *RollbackRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RollbackRequest.ProtoReflect.Descriptor instead.
 func (*RollbackRequest) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{64}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *RollbackRequest) GetCredential() *Credential {
@@ -4580,7 +4754,7 @@ type ApplyResponse struct {
 
 func (x *ApplyResponse) Reset() {
 	*x = ApplyResponse{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[65]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4592,7 +4766,7 @@ func (x *ApplyResponse) String() string {
 func (*ApplyResponse) ProtoMessage() {}
 
 func (x *ApplyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[65]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4605,7 +4779,7 @@ func (x *ApplyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyResponse.ProtoReflect.Descriptor instead.
 func (*ApplyResponse) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{65}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *ApplyResponse) GetProgress() *ApplyProgress {
@@ -4635,7 +4809,7 @@ type ApplyProgress struct {
 
 func (x *ApplyProgress) Reset() {
 	*x = ApplyProgress{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[66]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4647,7 +4821,7 @@ func (x *ApplyProgress) String() string {
 func (*ApplyProgress) ProtoMessage() {}
 
 func (x *ApplyProgress) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[66]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4660,7 +4834,7 @@ func (x *ApplyProgress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyProgress.ProtoReflect.Descriptor instead.
 func (*ApplyProgress) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{66}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *ApplyProgress) GetPhase() string {
@@ -4710,7 +4884,7 @@ type ApplyResult struct {
 
 func (x *ApplyResult) Reset() {
 	*x = ApplyResult{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[67]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4722,7 +4896,7 @@ func (x *ApplyResult) String() string {
 func (*ApplyResult) ProtoMessage() {}
 
 func (x *ApplyResult) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[67]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4735,7 +4909,7 @@ func (x *ApplyResult) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyResult.ProtoReflect.Descriptor instead.
 func (*ApplyResult) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{67}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *ApplyResult) GetLock() string {
@@ -4778,7 +4952,7 @@ type LockChange struct {
 
 func (x *LockChange) Reset() {
 	*x = LockChange{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[68]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4790,7 +4964,7 @@ func (x *LockChange) String() string {
 func (*LockChange) ProtoMessage() {}
 
 func (x *LockChange) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[68]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4803,7 +4977,7 @@ func (x *LockChange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LockChange.ProtoReflect.Descriptor instead.
 func (*LockChange) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{68}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *LockChange) GetRef() string {
@@ -4835,7 +5009,7 @@ type LockStatusRequest struct {
 
 func (x *LockStatusRequest) Reset() {
 	*x = LockStatusRequest{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[69]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4847,7 +5021,7 @@ func (x *LockStatusRequest) String() string {
 func (*LockStatusRequest) ProtoMessage() {}
 
 func (x *LockStatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[69]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4860,7 +5034,7 @@ func (x *LockStatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LockStatusRequest.ProtoReflect.Descriptor instead.
 func (*LockStatusRequest) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{69}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{71}
 }
 
 type LockStatusResponse struct {
@@ -4880,7 +5054,7 @@ type LockStatusResponse struct {
 
 func (x *LockStatusResponse) Reset() {
 	*x = LockStatusResponse{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[70]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4892,7 +5066,7 @@ func (x *LockStatusResponse) String() string {
 func (*LockStatusResponse) ProtoMessage() {}
 
 func (x *LockStatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[70]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4905,7 +5079,7 @@ func (x *LockStatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LockStatusResponse.ProtoReflect.Descriptor instead.
 func (*LockStatusResponse) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{70}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *LockStatusResponse) GetLock() *Lock {
@@ -4985,7 +5159,7 @@ type Lock struct {
 
 func (x *Lock) Reset() {
 	*x = Lock{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[71]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4997,7 +5171,7 @@ func (x *Lock) String() string {
 func (*Lock) ProtoMessage() {}
 
 func (x *Lock) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[71]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5010,7 +5184,7 @@ func (x *Lock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Lock.ProtoReflect.Descriptor instead.
 func (*Lock) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{71}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *Lock) GetDigest() string {
@@ -5066,7 +5240,7 @@ type LockFailure struct {
 
 func (x *LockFailure) Reset() {
 	*x = LockFailure{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[72]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5078,7 +5252,7 @@ func (x *LockFailure) String() string {
 func (*LockFailure) ProtoMessage() {}
 
 func (x *LockFailure) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[72]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5091,7 +5265,7 @@ func (x *LockFailure) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LockFailure.ProtoReflect.Descriptor instead.
 func (*LockFailure) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{72}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *LockFailure) GetAt() *timestamppb.Timestamp {
@@ -5129,7 +5303,7 @@ type LockCounts struct {
 
 func (x *LockCounts) Reset() {
 	*x = LockCounts{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[73]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5141,7 +5315,7 @@ func (x *LockCounts) String() string {
 func (*LockCounts) ProtoMessage() {}
 
 func (x *LockCounts) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[73]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5154,7 +5328,7 @@ func (x *LockCounts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LockCounts.ProtoReflect.Descriptor instead.
 func (*LockCounts) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{73}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *LockCounts) GetLocked() int64 {
@@ -5215,7 +5389,7 @@ type LockedImage struct {
 
 func (x *LockedImage) Reset() {
 	*x = LockedImage{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[74]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5227,7 +5401,7 @@ func (x *LockedImage) String() string {
 func (*LockedImage) ProtoMessage() {}
 
 func (x *LockedImage) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[74]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5240,7 +5414,7 @@ func (x *LockedImage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LockedImage.ProtoReflect.Descriptor instead.
 func (*LockedImage) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{74}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *LockedImage) GetRef() string {
@@ -5304,7 +5478,7 @@ type ExtraImage struct {
 
 func (x *ExtraImage) Reset() {
 	*x = ExtraImage{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[75]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5316,7 +5490,7 @@ func (x *ExtraImage) String() string {
 func (*ExtraImage) ProtoMessage() {}
 
 func (x *ExtraImage) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[75]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5329,7 +5503,7 @@ func (x *ExtraImage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtraImage.ProtoReflect.Descriptor instead.
 func (*ExtraImage) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{75}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *ExtraImage) GetImageId() string {
@@ -5368,7 +5542,7 @@ type DriftedContainer struct {
 
 func (x *DriftedContainer) Reset() {
 	*x = DriftedContainer{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[76]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5380,7 +5554,7 @@ func (x *DriftedContainer) String() string {
 func (*DriftedContainer) ProtoMessage() {}
 
 func (x *DriftedContainer) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[76]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5393,7 +5567,7 @@ func (x *DriftedContainer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DriftedContainer.ProtoReflect.Descriptor instead.
 func (*DriftedContainer) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{76}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *DriftedContainer) GetNamespace() string {
@@ -5447,7 +5621,7 @@ type RemoveLockRequest struct {
 
 func (x *RemoveLockRequest) Reset() {
 	*x = RemoveLockRequest{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[77]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5459,7 +5633,7 @@ func (x *RemoveLockRequest) String() string {
 func (*RemoveLockRequest) ProtoMessage() {}
 
 func (x *RemoveLockRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[77]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5472,7 +5646,7 @@ func (x *RemoveLockRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveLockRequest.ProtoReflect.Descriptor instead.
 func (*RemoveLockRequest) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{77}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *RemoveLockRequest) GetPrevious() bool {
@@ -5491,7 +5665,7 @@ type RemoveLockResponse struct {
 
 func (x *RemoveLockResponse) Reset() {
 	*x = RemoveLockResponse{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[78]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5503,7 +5677,7 @@ func (x *RemoveLockResponse) String() string {
 func (*RemoveLockResponse) ProtoMessage() {}
 
 func (x *RemoveLockResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[78]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5516,7 +5690,7 @@ func (x *RemoveLockResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveLockResponse.ProtoReflect.Descriptor instead.
 func (*RemoveLockResponse) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{78}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *RemoveLockResponse) GetResult() *ApplyResult {
@@ -5539,7 +5713,7 @@ type LockEvent struct {
 
 func (x *LockEvent) Reset() {
 	*x = LockEvent{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[79]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5551,7 +5725,7 @@ func (x *LockEvent) String() string {
 func (*LockEvent) ProtoMessage() {}
 
 func (x *LockEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[79]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5564,7 +5738,7 @@ func (x *LockEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LockEvent.ProtoReflect.Descriptor instead.
 func (*LockEvent) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{79}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *LockEvent) GetLock() string {
@@ -5604,7 +5778,7 @@ type UninstallRequest struct {
 
 func (x *UninstallRequest) Reset() {
 	*x = UninstallRequest{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[80]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5616,7 +5790,7 @@ func (x *UninstallRequest) String() string {
 func (*UninstallRequest) ProtoMessage() {}
 
 func (x *UninstallRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[80]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5629,7 +5803,7 @@ func (x *UninstallRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UninstallRequest.ProtoReflect.Descriptor instead.
 func (*UninstallRequest) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{80}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *UninstallRequest) GetDryRun() bool {
@@ -5651,7 +5825,7 @@ type UninstallResponse struct {
 
 func (x *UninstallResponse) Reset() {
 	*x = UninstallResponse{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[81]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5663,7 +5837,7 @@ func (x *UninstallResponse) String() string {
 func (*UninstallResponse) ProtoMessage() {}
 
 func (x *UninstallResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[81]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5676,7 +5850,7 @@ func (x *UninstallResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UninstallResponse.ProtoReflect.Descriptor instead.
 func (*UninstallResponse) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{81}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *UninstallResponse) GetLabels() int64 {
@@ -5715,7 +5889,7 @@ type VersionRequest struct {
 
 func (x *VersionRequest) Reset() {
 	*x = VersionRequest{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[82]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5727,7 +5901,7 @@ func (x *VersionRequest) String() string {
 func (*VersionRequest) ProtoMessage() {}
 
 func (x *VersionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[82]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5740,7 +5914,7 @@ func (x *VersionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VersionRequest.ProtoReflect.Descriptor instead.
 func (*VersionRequest) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{82}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{84}
 }
 
 type VersionResponse struct {
@@ -5752,7 +5926,7 @@ type VersionResponse struct {
 
 func (x *VersionResponse) Reset() {
 	*x = VersionResponse{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[83]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5764,7 +5938,7 @@ func (x *VersionResponse) String() string {
 func (*VersionResponse) ProtoMessage() {}
 
 func (x *VersionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[83]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5777,7 +5951,7 @@ func (x *VersionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VersionResponse.ProtoReflect.Descriptor instead.
 func (*VersionResponse) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{83}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{85}
 }
 
 func (x *VersionResponse) GetVersion() string {
@@ -5799,7 +5973,7 @@ type PinEvent struct {
 
 func (x *PinEvent) Reset() {
 	*x = PinEvent{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[84]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5811,7 +5985,7 @@ func (x *PinEvent) String() string {
 func (*PinEvent) ProtoMessage() {}
 
 func (x *PinEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[84]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5824,7 +5998,7 @@ func (x *PinEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PinEvent.ProtoReflect.Descriptor instead.
 func (*PinEvent) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{84}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{86}
 }
 
 func (x *PinEvent) GetPin() *Pin {
@@ -6030,7 +6204,7 @@ const file_imagepin_v1_imagepin_proto_rawDesc = "" +
 	"\x06before\x18\x03 \x01(\tR\x06before\x12\x14\n" +
 	"\x05after\x18\x04 \x01(\tR\x05after\x12\x14\n" +
 	"\x05error\x18\x05 \x01(\tR\x05error\"\x0f\n" +
-	"\rStatusRequest\"\xd6\x04\n" +
+	"\rStatusRequest\"\xb5\x05\n" +
 	"\x0eStatusResponse\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x12-\n" +
 	"\x12containerd_version\x18\x02 \x01(\tR\x11containerdVersion\x12\x12\n" +
@@ -6047,7 +6221,20 @@ const file_imagepin_v1_imagepin_proto_rawDesc = "" +
 	"\acluster\x18\v \x01(\bR\acluster\x120\n" +
 	"\bproblems\x18\f \x03(\v2\x14.imagepin.v1.ProblemR\bproblems\x12*\n" +
 	"\x02at\x18\r \x01(\v2\x1a.google.protobuf.TimestampR\x02at\x12,\n" +
-	"\x04lock\x18\x0e \x01(\v2\x18.imagepin.v1.LockSummaryR\x04lock\"\xd5\x01\n" +
+	"\x04lock\x18\x0e \x01(\v2\x18.imagepin.v1.LockSummaryR\x04lock\x12>\n" +
+	"\rdownload_rate\x18\x10 \x01(\v2\x19.imagepin.v1.DownloadRateR\fdownloadRate\x12\x1d\n" +
+	"\n" +
+	"more_pulls\x18\x0f \x01(\x03R\tmorePulls\"l\n" +
+	"\x10LimitRateRequest\x12-\n" +
+	"\x10bytes_per_second\x18\x01 \x01(\x03H\x00R\x0ebytesPerSecond\x88\x01\x01\x12\x14\n" +
+	"\x05reset\x18\x02 \x01(\bR\x05resetB\x13\n" +
+	"\x11_bytes_per_second\"r\n" +
+	"\fDownloadRate\x12(\n" +
+	"\x10bytes_per_second\x18\x01 \x01(\x03R\x0ebytesPerSecond\x12\x1e\n" +
+	"\n" +
+	"configured\x18\x02 \x01(\x03R\n" +
+	"configured\x12\x18\n" +
+	"\achanged\x18\x03 \x01(\bR\achanged\"\xd5\x01\n" +
 	"\vLockSummary\x12\x16\n" +
 	"\x06digest\x18\x01 \x01(\tR\x06digest\x12\x16\n" +
 	"\x06images\x18\x02 \x01(\x03R\x06images\x12\x14\n" +
@@ -6076,23 +6263,27 @@ const file_imagepin_v1_imagepin_proto_rawDesc = "" +
 	"\adrifted\x18\x02 \x01(\x03R\adrifted\x12 \n" +
 	"\vprovisional\x18\x03 \x01(\x03R\vprovisional\x12%\n" +
 	"\x0eretained_bytes\x18\x04 \x01(\x03R\rretainedBytes\x12,\n" +
-	"\x12max_retained_bytes\x18\x05 \x01(\x03R\x10maxRetainedBytes\"\xb0\x01\n" +
+	"\x12max_retained_bytes\x18\x05 \x01(\x03R\x10maxRetainedBytes\"\x84\x02\n" +
 	"\vRunningPull\x12\x10\n" +
 	"\x03ref\x18\x01 \x01(\tR\x03ref\x12+\n" +
 	"\x06target\x18\x02 \x01(\v2\x13.imagepin.v1.TargetR\x06target\x120\n" +
 	"\x05since\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\x12\x1a\n" +
 	"\breceived\x18\x04 \x01(\x03R\breceived\x12\x14\n" +
-	"\x05total\x18\x05 \x01(\x03R\x05total\"7\n" +
+	"\x05total\x18\x05 \x01(\x03R\x05total\x12\x12\n" +
+	"\x04rate\x18\x06 \x01(\x03R\x04rate\x12!\n" +
+	"\fleft_seconds\x18\a \x01(\x03R\vleftSeconds\x12\x1b\n" +
+	"\twaits_for\x18\b \x01(\tR\bwaitsFor\"7\n" +
 	"\aProblem\x12\x18\n" +
 	"\amessage\x18\x01 \x01(\tR\amessage\x12\x12\n" +
 	"\x04hint\x18\x02 \x01(\tR\x04hint\"-\n" +
 	"\x10DiskUsageRequest\x12\x19\n" +
-	"\bref_glob\x18\x01 \x01(\tR\arefGlob\"\xfc\x01\n" +
+	"\bref_glob\x18\x01 \x01(\tR\arefGlob\"\xc4\x02\n" +
 	"\x11DiskUsageResponse\x12/\n" +
 	"\x06images\x18\x01 \x03(\v2\x17.imagepin.v1.ImageUsageR\x06images\x123\n" +
 	"\acontent\x18\x02 \x01(\v2\x19.imagepin.v1.ContentUsageR\acontent\x12>\n" +
 	"\rother_content\x18\x03 \x01(\v2\x19.imagepin.v1.ContentUsageR\fotherContent\x12A\n" +
-	"\fsnapshotters\x18\x04 \x03(\v2\x1d.imagepin.v1.SnapshotterUsageR\fsnapshotters\"\xbd\x01\n" +
+	"\fsnapshotters\x18\x04 \x03(\v2\x1d.imagepin.v1.SnapshotterUsageR\fsnapshotters\x12F\n" +
+	"\x11resumable_content\x18\x05 \x01(\v2\x19.imagepin.v1.ContentUsageR\x10resumableContent\"\xbd\x01\n" +
 	"\n" +
 	"ImageUsage\x12\x19\n" +
 	"\bimage_id\x18\x01 \x01(\tR\aimageId\x12\x12\n" +
@@ -6191,7 +6382,7 @@ const file_imagepin_v1_imagepin_proto_rawDesc = "" +
 	"\tsnapshots\x18\x05 \x01(\x03R\tsnapshots\x12'\n" +
 	"\x0fsnapshots_total\x18\x06 \x01(\x03R\x0esnapshotsTotal\x12\x1c\n" +
 	"\tprocessed\x18\a \x01(\x03R\tprocessed\x12\x1a\n" +
-	"\bfindings\x18\b \x01(\x03R\bfindings\"\xa8\x01\n" +
+	"\bfindings\x18\b \x01(\x03R\bfindings\"\xc8\x01\n" +
 	"\aFinding\x12\x18\n" +
 	"\asubject\x18\x01 \x01(\tR\asubject\x12\x18\n" +
 	"\aproblem\x18\x02 \x01(\tR\aproblem\x12\x16\n" +
@@ -6199,7 +6390,10 @@ const file_imagepin_v1_imagepin_proto_rawDesc = "" +
 	"\brepaired\x18\x04 \x01(\bR\brepaired\x12\x14\n" +
 	"\x05error\x18\x05 \x01(\tR\x05error\x12\x1f\n" +
 	"\vnot_adopted\x18\x06 \x01(\bR\n" +
-	"notAdopted\"\x94\x02\n" +
+	"notAdopted\x12\x1e\n" +
+	"\n" +
+	"unverified\x18\a \x01(\bR\n" +
+	"unverified\"\x94\x02\n" +
 	"\fApplyRequest\x12\x12\n" +
 	"\x04lock\x18\x01 \x01(\fR\x04lock\x12\x12\n" +
 	"\x04path\x18\x02 \x01(\tR\x04path\x12\x18\n" +
@@ -6317,7 +6511,7 @@ const file_imagepin_v1_imagepin_proto_rawDesc = "" +
 	"\aversion\x18\x01 \x01(\tR\aversion\"J\n" +
 	"\bPinEvent\x12\"\n" +
 	"\x03pin\x18\x01 \x01(\v2\x10.imagepin.v1.PinR\x03pin\x12\x1a\n" +
-	"\bprevious\x18\x02 \x01(\tR\bprevious2\xb4\x0e\n" +
+	"\bprevious\x18\x02 \x01(\tR\bprevious2\xfb\x0e\n" +
 	"\aControl\x12A\n" +
 	"\x06Images\x12\x1a.imagepin.v1.ImagesRequest\x1a\x1b.imagepin.v1.ImagesResponse\x12I\n" +
 	"\fStreamImages\x12\x1a.imagepin.v1.ImagesRequest\x1a\x1b.imagepin.v1.ImagesResponse0\x01\x12D\n" +
@@ -6343,7 +6537,8 @@ const file_imagepin_v1_imagepin_proto_rawDesc = "" +
 	"\n" +
 	"LockStatus\x12\x1e.imagepin.v1.LockStatusRequest\x1a\x1f.imagepin.v1.LockStatusResponse\x12M\n" +
 	"\n" +
-	"RemoveLock\x12\x1e.imagepin.v1.RemoveLockRequest\x1a\x1f.imagepin.v1.RemoveLockResponse\x12>\n" +
+	"RemoveLock\x12\x1e.imagepin.v1.RemoveLockRequest\x1a\x1f.imagepin.v1.RemoveLockResponse\x12E\n" +
+	"\tLimitRate\x12\x1d.imagepin.v1.LimitRateRequest\x1a\x19.imagepin.v1.DownloadRate\x12>\n" +
 	"\x05Check\x12\x19.imagepin.v1.CheckRequest\x1a\x1a.imagepin.v1.CheckResponse\x12L\n" +
 	"\tDeepCheck\x12\x1d.imagepin.v1.DeepCheckRequest\x1a\x1e.imagepin.v1.DeepCheckResponse0\x01\x12J\n" +
 	"\tUninstall\x12\x1d.imagepin.v1.UninstallRequest\x1a\x1e.imagepin.v1.UninstallResponse\x12D\n" +
@@ -6361,7 +6556,7 @@ func file_imagepin_v1_imagepin_proto_rawDescGZIP() []byte {
 	return file_imagepin_v1_imagepin_proto_rawDescData
 }
 
-var file_imagepin_v1_imagepin_proto_msgTypes = make([]protoimpl.MessageInfo, 85)
+var file_imagepin_v1_imagepin_proto_msgTypes = make([]protoimpl.MessageInfo, 87)
 var file_imagepin_v1_imagepin_proto_goTypes = []any{
 	(*Descriptor)(nil),            // 0: imagepin.v1.Descriptor
 	(*Target)(nil),                // 1: imagepin.v1.Target
@@ -6399,69 +6594,71 @@ var file_imagepin_v1_imagepin_proto_goTypes = []any{
 	(*Refreshed)(nil),             // 33: imagepin.v1.Refreshed
 	(*StatusRequest)(nil),         // 34: imagepin.v1.StatusRequest
 	(*StatusResponse)(nil),        // 35: imagepin.v1.StatusResponse
-	(*LockSummary)(nil),           // 36: imagepin.v1.LockSummary
-	(*IndexStatus)(nil),           // 37: imagepin.v1.IndexStatus
-	(*TargetStatus)(nil),          // 38: imagepin.v1.TargetStatus
-	(*PinStatus)(nil),             // 39: imagepin.v1.PinStatus
-	(*RunningPull)(nil),           // 40: imagepin.v1.RunningPull
-	(*Problem)(nil),               // 41: imagepin.v1.Problem
-	(*DiskUsageRequest)(nil),      // 42: imagepin.v1.DiskUsageRequest
-	(*DiskUsageResponse)(nil),     // 43: imagepin.v1.DiskUsageResponse
-	(*ImageUsage)(nil),            // 44: imagepin.v1.ImageUsage
-	(*UnpackedUsage)(nil),         // 45: imagepin.v1.UnpackedUsage
-	(*ContentUsage)(nil),          // 46: imagepin.v1.ContentUsage
-	(*SnapshotterUsage)(nil),      // 47: imagepin.v1.SnapshotterUsage
-	(*EventsRequest)(nil),         // 48: imagepin.v1.EventsRequest
-	(*Event)(nil),                 // 49: imagepin.v1.Event
-	(*DiffRequest)(nil),           // 50: imagepin.v1.DiffRequest
-	(*DiffResponse)(nil),          // 51: imagepin.v1.DiffResponse
-	(*PlatformDiff)(nil),          // 52: imagepin.v1.PlatformDiff
-	(*LayerDiff)(nil),             // 53: imagepin.v1.LayerDiff
-	(*ConfigDiff)(nil),            // 54: imagepin.v1.ConfigDiff
-	(*CheckRequest)(nil),          // 55: imagepin.v1.CheckRequest
-	(*CheckResponse)(nil),         // 56: imagepin.v1.CheckResponse
-	(*DeepCheckRequest)(nil),      // 57: imagepin.v1.DeepCheckRequest
-	(*DeepCheckResponse)(nil),     // 58: imagepin.v1.DeepCheckResponse
-	(*DeepCheckProgress)(nil),     // 59: imagepin.v1.DeepCheckProgress
-	(*Finding)(nil),               // 60: imagepin.v1.Finding
-	(*ApplyRequest)(nil),          // 61: imagepin.v1.ApplyRequest
-	(*CancelApplyRequest)(nil),    // 62: imagepin.v1.CancelApplyRequest
-	(*CancelApplyResponse)(nil),   // 63: imagepin.v1.CancelApplyResponse
-	(*RollbackRequest)(nil),       // 64: imagepin.v1.RollbackRequest
-	(*ApplyResponse)(nil),         // 65: imagepin.v1.ApplyResponse
-	(*ApplyProgress)(nil),         // 66: imagepin.v1.ApplyProgress
-	(*ApplyResult)(nil),           // 67: imagepin.v1.ApplyResult
-	(*LockChange)(nil),            // 68: imagepin.v1.LockChange
-	(*LockStatusRequest)(nil),     // 69: imagepin.v1.LockStatusRequest
-	(*LockStatusResponse)(nil),    // 70: imagepin.v1.LockStatusResponse
-	(*Lock)(nil),                  // 71: imagepin.v1.Lock
-	(*LockFailure)(nil),           // 72: imagepin.v1.LockFailure
-	(*LockCounts)(nil),            // 73: imagepin.v1.LockCounts
-	(*LockedImage)(nil),           // 74: imagepin.v1.LockedImage
-	(*ExtraImage)(nil),            // 75: imagepin.v1.ExtraImage
-	(*DriftedContainer)(nil),      // 76: imagepin.v1.DriftedContainer
-	(*RemoveLockRequest)(nil),     // 77: imagepin.v1.RemoveLockRequest
-	(*RemoveLockResponse)(nil),    // 78: imagepin.v1.RemoveLockResponse
-	(*LockEvent)(nil),             // 79: imagepin.v1.LockEvent
-	(*UninstallRequest)(nil),      // 80: imagepin.v1.UninstallRequest
-	(*UninstallResponse)(nil),     // 81: imagepin.v1.UninstallResponse
-	(*VersionRequest)(nil),        // 82: imagepin.v1.VersionRequest
-	(*VersionResponse)(nil),       // 83: imagepin.v1.VersionResponse
-	(*PinEvent)(nil),              // 84: imagepin.v1.PinEvent
-	(*timestamppb.Timestamp)(nil), // 85: google.protobuf.Timestamp
+	(*LimitRateRequest)(nil),      // 36: imagepin.v1.LimitRateRequest
+	(*DownloadRate)(nil),          // 37: imagepin.v1.DownloadRate
+	(*LockSummary)(nil),           // 38: imagepin.v1.LockSummary
+	(*IndexStatus)(nil),           // 39: imagepin.v1.IndexStatus
+	(*TargetStatus)(nil),          // 40: imagepin.v1.TargetStatus
+	(*PinStatus)(nil),             // 41: imagepin.v1.PinStatus
+	(*RunningPull)(nil),           // 42: imagepin.v1.RunningPull
+	(*Problem)(nil),               // 43: imagepin.v1.Problem
+	(*DiskUsageRequest)(nil),      // 44: imagepin.v1.DiskUsageRequest
+	(*DiskUsageResponse)(nil),     // 45: imagepin.v1.DiskUsageResponse
+	(*ImageUsage)(nil),            // 46: imagepin.v1.ImageUsage
+	(*UnpackedUsage)(nil),         // 47: imagepin.v1.UnpackedUsage
+	(*ContentUsage)(nil),          // 48: imagepin.v1.ContentUsage
+	(*SnapshotterUsage)(nil),      // 49: imagepin.v1.SnapshotterUsage
+	(*EventsRequest)(nil),         // 50: imagepin.v1.EventsRequest
+	(*Event)(nil),                 // 51: imagepin.v1.Event
+	(*DiffRequest)(nil),           // 52: imagepin.v1.DiffRequest
+	(*DiffResponse)(nil),          // 53: imagepin.v1.DiffResponse
+	(*PlatformDiff)(nil),          // 54: imagepin.v1.PlatformDiff
+	(*LayerDiff)(nil),             // 55: imagepin.v1.LayerDiff
+	(*ConfigDiff)(nil),            // 56: imagepin.v1.ConfigDiff
+	(*CheckRequest)(nil),          // 57: imagepin.v1.CheckRequest
+	(*CheckResponse)(nil),         // 58: imagepin.v1.CheckResponse
+	(*DeepCheckRequest)(nil),      // 59: imagepin.v1.DeepCheckRequest
+	(*DeepCheckResponse)(nil),     // 60: imagepin.v1.DeepCheckResponse
+	(*DeepCheckProgress)(nil),     // 61: imagepin.v1.DeepCheckProgress
+	(*Finding)(nil),               // 62: imagepin.v1.Finding
+	(*ApplyRequest)(nil),          // 63: imagepin.v1.ApplyRequest
+	(*CancelApplyRequest)(nil),    // 64: imagepin.v1.CancelApplyRequest
+	(*CancelApplyResponse)(nil),   // 65: imagepin.v1.CancelApplyResponse
+	(*RollbackRequest)(nil),       // 66: imagepin.v1.RollbackRequest
+	(*ApplyResponse)(nil),         // 67: imagepin.v1.ApplyResponse
+	(*ApplyProgress)(nil),         // 68: imagepin.v1.ApplyProgress
+	(*ApplyResult)(nil),           // 69: imagepin.v1.ApplyResult
+	(*LockChange)(nil),            // 70: imagepin.v1.LockChange
+	(*LockStatusRequest)(nil),     // 71: imagepin.v1.LockStatusRequest
+	(*LockStatusResponse)(nil),    // 72: imagepin.v1.LockStatusResponse
+	(*Lock)(nil),                  // 73: imagepin.v1.Lock
+	(*LockFailure)(nil),           // 74: imagepin.v1.LockFailure
+	(*LockCounts)(nil),            // 75: imagepin.v1.LockCounts
+	(*LockedImage)(nil),           // 76: imagepin.v1.LockedImage
+	(*ExtraImage)(nil),            // 77: imagepin.v1.ExtraImage
+	(*DriftedContainer)(nil),      // 78: imagepin.v1.DriftedContainer
+	(*RemoveLockRequest)(nil),     // 79: imagepin.v1.RemoveLockRequest
+	(*RemoveLockResponse)(nil),    // 80: imagepin.v1.RemoveLockResponse
+	(*LockEvent)(nil),             // 81: imagepin.v1.LockEvent
+	(*UninstallRequest)(nil),      // 82: imagepin.v1.UninstallRequest
+	(*UninstallResponse)(nil),     // 83: imagepin.v1.UninstallResponse
+	(*VersionRequest)(nil),        // 84: imagepin.v1.VersionRequest
+	(*VersionResponse)(nil),       // 85: imagepin.v1.VersionResponse
+	(*PinEvent)(nil),              // 86: imagepin.v1.PinEvent
+	(*timestamppb.Timestamp)(nil), // 87: google.protobuf.Timestamp
 }
 var file_imagepin_v1_imagepin_proto_depIdxs = []int32{
 	1,   // 0: imagepin.v1.Key.target:type_name -> imagepin.v1.Target
 	0,   // 1: imagepin.v1.Key.root:type_name -> imagepin.v1.Descriptor
-	85,  // 2: imagepin.v1.Key.ready_at:type_name -> google.protobuf.Timestamp
-	85,  // 3: imagepin.v1.Key.since:type_name -> google.protobuf.Timestamp
+	87,  // 2: imagepin.v1.Key.ready_at:type_name -> google.protobuf.Timestamp
+	87,  // 3: imagepin.v1.Key.since:type_name -> google.protobuf.Timestamp
 	0,   // 4: imagepin.v1.Pin.root:type_name -> imagepin.v1.Descriptor
-	85,  // 5: imagepin.v1.Pin.made_at:type_name -> google.protobuf.Timestamp
-	85,  // 6: imagepin.v1.Pin.used_at:type_name -> google.protobuf.Timestamp
+	87,  // 5: imagepin.v1.Pin.made_at:type_name -> google.protobuf.Timestamp
+	87,  // 6: imagepin.v1.Pin.used_at:type_name -> google.protobuf.Timestamp
 	5,   // 7: imagepin.v1.Pin.history:type_name -> imagepin.v1.PinChange
 	6,   // 8: imagepin.v1.Pin.drift:type_name -> imagepin.v1.Drift
-	85,  // 9: imagepin.v1.PinChange.at:type_name -> google.protobuf.Timestamp
-	85,  // 10: imagepin.v1.Drift.since:type_name -> google.protobuf.Timestamp
+	87,  // 9: imagepin.v1.PinChange.at:type_name -> google.protobuf.Timestamp
+	87,  // 10: imagepin.v1.Drift.since:type_name -> google.protobuf.Timestamp
 	2,   // 11: imagepin.v1.ImagesResponse.keys:type_name -> imagepin.v1.Key
 	2,   // 12: imagepin.v1.InspectResponse.keys:type_name -> imagepin.v1.Key
 	4,   // 13: imagepin.v1.InspectResponse.pins:type_name -> imagepin.v1.Pin
@@ -6490,112 +6687,116 @@ var file_imagepin_v1_imagepin_proto_depIdxs = []int32{
 	33,  // 36: imagepin.v1.RefreshResponse.refreshed:type_name -> imagepin.v1.Refreshed
 	31,  // 37: imagepin.v1.RefreshResponses.responses:type_name -> imagepin.v1.RefreshResponse
 	1,   // 38: imagepin.v1.Refreshed.target:type_name -> imagepin.v1.Target
-	85,  // 39: imagepin.v1.StatusResponse.started_at:type_name -> google.protobuf.Timestamp
-	37,  // 40: imagepin.v1.StatusResponse.index:type_name -> imagepin.v1.IndexStatus
-	38,  // 41: imagepin.v1.StatusResponse.targets:type_name -> imagepin.v1.TargetStatus
-	39,  // 42: imagepin.v1.StatusResponse.pins:type_name -> imagepin.v1.PinStatus
-	40,  // 43: imagepin.v1.StatusResponse.pulls:type_name -> imagepin.v1.RunningPull
-	41,  // 44: imagepin.v1.StatusResponse.problems:type_name -> imagepin.v1.Problem
-	85,  // 45: imagepin.v1.StatusResponse.at:type_name -> google.protobuf.Timestamp
-	36,  // 46: imagepin.v1.StatusResponse.lock:type_name -> imagepin.v1.LockSummary
-	85,  // 47: imagepin.v1.LockSummary.applied_at:type_name -> google.protobuf.Timestamp
-	85,  // 48: imagepin.v1.IndexStatus.listed_at:type_name -> google.protobuf.Timestamp
-	1,   // 49: imagepin.v1.TargetStatus.target:type_name -> imagepin.v1.Target
-	1,   // 50: imagepin.v1.RunningPull.target:type_name -> imagepin.v1.Target
-	85,  // 51: imagepin.v1.RunningPull.since:type_name -> google.protobuf.Timestamp
-	44,  // 52: imagepin.v1.DiskUsageResponse.images:type_name -> imagepin.v1.ImageUsage
-	46,  // 53: imagepin.v1.DiskUsageResponse.content:type_name -> imagepin.v1.ContentUsage
-	46,  // 54: imagepin.v1.DiskUsageResponse.other_content:type_name -> imagepin.v1.ContentUsage
-	47,  // 55: imagepin.v1.DiskUsageResponse.snapshotters:type_name -> imagepin.v1.SnapshotterUsage
-	45,  // 56: imagepin.v1.ImageUsage.unpacked:type_name -> imagepin.v1.UnpackedUsage
-	85,  // 57: imagepin.v1.Event.at:type_name -> google.protobuf.Timestamp
-	1,   // 58: imagepin.v1.Event.targets:type_name -> imagepin.v1.Target
-	3,   // 59: imagepin.v1.DiffRequest.credential:type_name -> imagepin.v1.Credential
-	0,   // 60: imagepin.v1.DiffResponse.from:type_name -> imagepin.v1.Descriptor
-	0,   // 61: imagepin.v1.DiffResponse.to:type_name -> imagepin.v1.Descriptor
-	52,  // 62: imagepin.v1.DiffResponse.platforms:type_name -> imagepin.v1.PlatformDiff
-	53,  // 63: imagepin.v1.PlatformDiff.layers:type_name -> imagepin.v1.LayerDiff
-	54,  // 64: imagepin.v1.PlatformDiff.config:type_name -> imagepin.v1.ConfigDiff
-	60,  // 65: imagepin.v1.CheckResponse.findings:type_name -> imagepin.v1.Finding
-	59,  // 66: imagepin.v1.DeepCheckResponse.progress:type_name -> imagepin.v1.DeepCheckProgress
-	56,  // 67: imagepin.v1.DeepCheckResponse.result:type_name -> imagepin.v1.CheckResponse
-	3,   // 68: imagepin.v1.ApplyRequest.credential:type_name -> imagepin.v1.Credential
-	3,   // 69: imagepin.v1.RollbackRequest.credential:type_name -> imagepin.v1.Credential
-	66,  // 70: imagepin.v1.ApplyResponse.progress:type_name -> imagepin.v1.ApplyProgress
-	67,  // 71: imagepin.v1.ApplyResponse.result:type_name -> imagepin.v1.ApplyResult
-	68,  // 72: imagepin.v1.ApplyResult.changes:type_name -> imagepin.v1.LockChange
-	71,  // 73: imagepin.v1.LockStatusResponse.lock:type_name -> imagepin.v1.Lock
-	71,  // 74: imagepin.v1.LockStatusResponse.previous:type_name -> imagepin.v1.Lock
-	66,  // 75: imagepin.v1.LockStatusResponse.applying:type_name -> imagepin.v1.ApplyProgress
-	72,  // 76: imagepin.v1.LockStatusResponse.failed:type_name -> imagepin.v1.LockFailure
-	74,  // 77: imagepin.v1.LockStatusResponse.images:type_name -> imagepin.v1.LockedImage
-	75,  // 78: imagepin.v1.LockStatusResponse.extra:type_name -> imagepin.v1.ExtraImage
-	76,  // 79: imagepin.v1.LockStatusResponse.drifted:type_name -> imagepin.v1.DriftedContainer
-	73,  // 80: imagepin.v1.LockStatusResponse.counts:type_name -> imagepin.v1.LockCounts
-	85,  // 81: imagepin.v1.Lock.applied_at:type_name -> google.protobuf.Timestamp
-	85,  // 82: imagepin.v1.LockFailure.at:type_name -> google.protobuf.Timestamp
-	1,   // 83: imagepin.v1.LockedImage.ready:type_name -> imagepin.v1.Target
-	1,   // 84: imagepin.v1.LockedImage.missing:type_name -> imagepin.v1.Target
-	67,  // 85: imagepin.v1.RemoveLockResponse.result:type_name -> imagepin.v1.ApplyResult
-	68,  // 86: imagepin.v1.LockEvent.changes:type_name -> imagepin.v1.LockChange
-	4,   // 87: imagepin.v1.PinEvent.pin:type_name -> imagepin.v1.Pin
-	7,   // 88: imagepin.v1.Control.Images:input_type -> imagepin.v1.ImagesRequest
-	7,   // 89: imagepin.v1.Control.StreamImages:input_type -> imagepin.v1.ImagesRequest
-	9,   // 90: imagepin.v1.Control.Inspect:input_type -> imagepin.v1.InspectRequest
-	12,  // 91: imagepin.v1.Control.Resolve:input_type -> imagepin.v1.ResolveRequest
-	15,  // 92: imagepin.v1.Control.Pull:input_type -> imagepin.v1.PullRequest
-	19,  // 93: imagepin.v1.Control.Pins:input_type -> imagepin.v1.PinsRequest
-	19,  // 94: imagepin.v1.Control.StreamPins:input_type -> imagepin.v1.PinsRequest
-	21,  // 95: imagepin.v1.Control.SetPin:input_type -> imagepin.v1.SetPinRequest
-	28,  // 96: imagepin.v1.Control.RemovePin:input_type -> imagepin.v1.RemovePinRequest
-	30,  // 97: imagepin.v1.Control.Refresh:input_type -> imagepin.v1.RefreshRequest
-	23,  // 98: imagepin.v1.Control.UndoPin:input_type -> imagepin.v1.UndoPinRequest
-	24,  // 99: imagepin.v1.Control.RemoveImage:input_type -> imagepin.v1.RemoveImageRequest
-	26,  // 100: imagepin.v1.Control.Prune:input_type -> imagepin.v1.PruneRequest
-	34,  // 101: imagepin.v1.Control.Status:input_type -> imagepin.v1.StatusRequest
-	42,  // 102: imagepin.v1.Control.DiskUsage:input_type -> imagepin.v1.DiskUsageRequest
-	48,  // 103: imagepin.v1.Control.Events:input_type -> imagepin.v1.EventsRequest
-	50,  // 104: imagepin.v1.Control.Diff:input_type -> imagepin.v1.DiffRequest
-	61,  // 105: imagepin.v1.Control.Apply:input_type -> imagepin.v1.ApplyRequest
-	62,  // 106: imagepin.v1.Control.CancelApply:input_type -> imagepin.v1.CancelApplyRequest
-	64,  // 107: imagepin.v1.Control.Rollback:input_type -> imagepin.v1.RollbackRequest
-	69,  // 108: imagepin.v1.Control.LockStatus:input_type -> imagepin.v1.LockStatusRequest
-	77,  // 109: imagepin.v1.Control.RemoveLock:input_type -> imagepin.v1.RemoveLockRequest
-	55,  // 110: imagepin.v1.Control.Check:input_type -> imagepin.v1.CheckRequest
-	57,  // 111: imagepin.v1.Control.DeepCheck:input_type -> imagepin.v1.DeepCheckRequest
-	80,  // 112: imagepin.v1.Control.Uninstall:input_type -> imagepin.v1.UninstallRequest
-	82,  // 113: imagepin.v1.Control.Version:input_type -> imagepin.v1.VersionRequest
-	8,   // 114: imagepin.v1.Control.Images:output_type -> imagepin.v1.ImagesResponse
-	8,   // 115: imagepin.v1.Control.StreamImages:output_type -> imagepin.v1.ImagesResponse
-	10,  // 116: imagepin.v1.Control.Inspect:output_type -> imagepin.v1.InspectResponse
-	13,  // 117: imagepin.v1.Control.Resolve:output_type -> imagepin.v1.ResolveResponse
-	16,  // 118: imagepin.v1.Control.Pull:output_type -> imagepin.v1.PullResponse
-	20,  // 119: imagepin.v1.Control.Pins:output_type -> imagepin.v1.PinsResponse
-	20,  // 120: imagepin.v1.Control.StreamPins:output_type -> imagepin.v1.PinsResponse
-	22,  // 121: imagepin.v1.Control.SetPin:output_type -> imagepin.v1.SetPinResponse
-	29,  // 122: imagepin.v1.Control.RemovePin:output_type -> imagepin.v1.RemovePinResponse
-	31,  // 123: imagepin.v1.Control.Refresh:output_type -> imagepin.v1.RefreshResponse
-	22,  // 124: imagepin.v1.Control.UndoPin:output_type -> imagepin.v1.SetPinResponse
-	25,  // 125: imagepin.v1.Control.RemoveImage:output_type -> imagepin.v1.RemoveImageResponse
-	27,  // 126: imagepin.v1.Control.Prune:output_type -> imagepin.v1.PruneResponse
-	35,  // 127: imagepin.v1.Control.Status:output_type -> imagepin.v1.StatusResponse
-	43,  // 128: imagepin.v1.Control.DiskUsage:output_type -> imagepin.v1.DiskUsageResponse
-	49,  // 129: imagepin.v1.Control.Events:output_type -> imagepin.v1.Event
-	51,  // 130: imagepin.v1.Control.Diff:output_type -> imagepin.v1.DiffResponse
-	65,  // 131: imagepin.v1.Control.Apply:output_type -> imagepin.v1.ApplyResponse
-	63,  // 132: imagepin.v1.Control.CancelApply:output_type -> imagepin.v1.CancelApplyResponse
-	65,  // 133: imagepin.v1.Control.Rollback:output_type -> imagepin.v1.ApplyResponse
-	70,  // 134: imagepin.v1.Control.LockStatus:output_type -> imagepin.v1.LockStatusResponse
-	78,  // 135: imagepin.v1.Control.RemoveLock:output_type -> imagepin.v1.RemoveLockResponse
-	56,  // 136: imagepin.v1.Control.Check:output_type -> imagepin.v1.CheckResponse
-	58,  // 137: imagepin.v1.Control.DeepCheck:output_type -> imagepin.v1.DeepCheckResponse
-	81,  // 138: imagepin.v1.Control.Uninstall:output_type -> imagepin.v1.UninstallResponse
-	83,  // 139: imagepin.v1.Control.Version:output_type -> imagepin.v1.VersionResponse
-	114, // [114:140] is the sub-list for method output_type
-	88,  // [88:114] is the sub-list for method input_type
-	88,  // [88:88] is the sub-list for extension type_name
-	88,  // [88:88] is the sub-list for extension extendee
-	0,   // [0:88] is the sub-list for field type_name
+	87,  // 39: imagepin.v1.StatusResponse.started_at:type_name -> google.protobuf.Timestamp
+	39,  // 40: imagepin.v1.StatusResponse.index:type_name -> imagepin.v1.IndexStatus
+	40,  // 41: imagepin.v1.StatusResponse.targets:type_name -> imagepin.v1.TargetStatus
+	41,  // 42: imagepin.v1.StatusResponse.pins:type_name -> imagepin.v1.PinStatus
+	42,  // 43: imagepin.v1.StatusResponse.pulls:type_name -> imagepin.v1.RunningPull
+	43,  // 44: imagepin.v1.StatusResponse.problems:type_name -> imagepin.v1.Problem
+	87,  // 45: imagepin.v1.StatusResponse.at:type_name -> google.protobuf.Timestamp
+	38,  // 46: imagepin.v1.StatusResponse.lock:type_name -> imagepin.v1.LockSummary
+	37,  // 47: imagepin.v1.StatusResponse.download_rate:type_name -> imagepin.v1.DownloadRate
+	87,  // 48: imagepin.v1.LockSummary.applied_at:type_name -> google.protobuf.Timestamp
+	87,  // 49: imagepin.v1.IndexStatus.listed_at:type_name -> google.protobuf.Timestamp
+	1,   // 50: imagepin.v1.TargetStatus.target:type_name -> imagepin.v1.Target
+	1,   // 51: imagepin.v1.RunningPull.target:type_name -> imagepin.v1.Target
+	87,  // 52: imagepin.v1.RunningPull.since:type_name -> google.protobuf.Timestamp
+	46,  // 53: imagepin.v1.DiskUsageResponse.images:type_name -> imagepin.v1.ImageUsage
+	48,  // 54: imagepin.v1.DiskUsageResponse.content:type_name -> imagepin.v1.ContentUsage
+	48,  // 55: imagepin.v1.DiskUsageResponse.other_content:type_name -> imagepin.v1.ContentUsage
+	49,  // 56: imagepin.v1.DiskUsageResponse.snapshotters:type_name -> imagepin.v1.SnapshotterUsage
+	48,  // 57: imagepin.v1.DiskUsageResponse.resumable_content:type_name -> imagepin.v1.ContentUsage
+	47,  // 58: imagepin.v1.ImageUsage.unpacked:type_name -> imagepin.v1.UnpackedUsage
+	87,  // 59: imagepin.v1.Event.at:type_name -> google.protobuf.Timestamp
+	1,   // 60: imagepin.v1.Event.targets:type_name -> imagepin.v1.Target
+	3,   // 61: imagepin.v1.DiffRequest.credential:type_name -> imagepin.v1.Credential
+	0,   // 62: imagepin.v1.DiffResponse.from:type_name -> imagepin.v1.Descriptor
+	0,   // 63: imagepin.v1.DiffResponse.to:type_name -> imagepin.v1.Descriptor
+	54,  // 64: imagepin.v1.DiffResponse.platforms:type_name -> imagepin.v1.PlatformDiff
+	55,  // 65: imagepin.v1.PlatformDiff.layers:type_name -> imagepin.v1.LayerDiff
+	56,  // 66: imagepin.v1.PlatformDiff.config:type_name -> imagepin.v1.ConfigDiff
+	62,  // 67: imagepin.v1.CheckResponse.findings:type_name -> imagepin.v1.Finding
+	61,  // 68: imagepin.v1.DeepCheckResponse.progress:type_name -> imagepin.v1.DeepCheckProgress
+	58,  // 69: imagepin.v1.DeepCheckResponse.result:type_name -> imagepin.v1.CheckResponse
+	3,   // 70: imagepin.v1.ApplyRequest.credential:type_name -> imagepin.v1.Credential
+	3,   // 71: imagepin.v1.RollbackRequest.credential:type_name -> imagepin.v1.Credential
+	68,  // 72: imagepin.v1.ApplyResponse.progress:type_name -> imagepin.v1.ApplyProgress
+	69,  // 73: imagepin.v1.ApplyResponse.result:type_name -> imagepin.v1.ApplyResult
+	70,  // 74: imagepin.v1.ApplyResult.changes:type_name -> imagepin.v1.LockChange
+	73,  // 75: imagepin.v1.LockStatusResponse.lock:type_name -> imagepin.v1.Lock
+	73,  // 76: imagepin.v1.LockStatusResponse.previous:type_name -> imagepin.v1.Lock
+	68,  // 77: imagepin.v1.LockStatusResponse.applying:type_name -> imagepin.v1.ApplyProgress
+	74,  // 78: imagepin.v1.LockStatusResponse.failed:type_name -> imagepin.v1.LockFailure
+	76,  // 79: imagepin.v1.LockStatusResponse.images:type_name -> imagepin.v1.LockedImage
+	77,  // 80: imagepin.v1.LockStatusResponse.extra:type_name -> imagepin.v1.ExtraImage
+	78,  // 81: imagepin.v1.LockStatusResponse.drifted:type_name -> imagepin.v1.DriftedContainer
+	75,  // 82: imagepin.v1.LockStatusResponse.counts:type_name -> imagepin.v1.LockCounts
+	87,  // 83: imagepin.v1.Lock.applied_at:type_name -> google.protobuf.Timestamp
+	87,  // 84: imagepin.v1.LockFailure.at:type_name -> google.protobuf.Timestamp
+	1,   // 85: imagepin.v1.LockedImage.ready:type_name -> imagepin.v1.Target
+	1,   // 86: imagepin.v1.LockedImage.missing:type_name -> imagepin.v1.Target
+	69,  // 87: imagepin.v1.RemoveLockResponse.result:type_name -> imagepin.v1.ApplyResult
+	70,  // 88: imagepin.v1.LockEvent.changes:type_name -> imagepin.v1.LockChange
+	4,   // 89: imagepin.v1.PinEvent.pin:type_name -> imagepin.v1.Pin
+	7,   // 90: imagepin.v1.Control.Images:input_type -> imagepin.v1.ImagesRequest
+	7,   // 91: imagepin.v1.Control.StreamImages:input_type -> imagepin.v1.ImagesRequest
+	9,   // 92: imagepin.v1.Control.Inspect:input_type -> imagepin.v1.InspectRequest
+	12,  // 93: imagepin.v1.Control.Resolve:input_type -> imagepin.v1.ResolveRequest
+	15,  // 94: imagepin.v1.Control.Pull:input_type -> imagepin.v1.PullRequest
+	19,  // 95: imagepin.v1.Control.Pins:input_type -> imagepin.v1.PinsRequest
+	19,  // 96: imagepin.v1.Control.StreamPins:input_type -> imagepin.v1.PinsRequest
+	21,  // 97: imagepin.v1.Control.SetPin:input_type -> imagepin.v1.SetPinRequest
+	28,  // 98: imagepin.v1.Control.RemovePin:input_type -> imagepin.v1.RemovePinRequest
+	30,  // 99: imagepin.v1.Control.Refresh:input_type -> imagepin.v1.RefreshRequest
+	23,  // 100: imagepin.v1.Control.UndoPin:input_type -> imagepin.v1.UndoPinRequest
+	24,  // 101: imagepin.v1.Control.RemoveImage:input_type -> imagepin.v1.RemoveImageRequest
+	26,  // 102: imagepin.v1.Control.Prune:input_type -> imagepin.v1.PruneRequest
+	34,  // 103: imagepin.v1.Control.Status:input_type -> imagepin.v1.StatusRequest
+	44,  // 104: imagepin.v1.Control.DiskUsage:input_type -> imagepin.v1.DiskUsageRequest
+	50,  // 105: imagepin.v1.Control.Events:input_type -> imagepin.v1.EventsRequest
+	52,  // 106: imagepin.v1.Control.Diff:input_type -> imagepin.v1.DiffRequest
+	63,  // 107: imagepin.v1.Control.Apply:input_type -> imagepin.v1.ApplyRequest
+	64,  // 108: imagepin.v1.Control.CancelApply:input_type -> imagepin.v1.CancelApplyRequest
+	66,  // 109: imagepin.v1.Control.Rollback:input_type -> imagepin.v1.RollbackRequest
+	71,  // 110: imagepin.v1.Control.LockStatus:input_type -> imagepin.v1.LockStatusRequest
+	79,  // 111: imagepin.v1.Control.RemoveLock:input_type -> imagepin.v1.RemoveLockRequest
+	36,  // 112: imagepin.v1.Control.LimitRate:input_type -> imagepin.v1.LimitRateRequest
+	57,  // 113: imagepin.v1.Control.Check:input_type -> imagepin.v1.CheckRequest
+	59,  // 114: imagepin.v1.Control.DeepCheck:input_type -> imagepin.v1.DeepCheckRequest
+	82,  // 115: imagepin.v1.Control.Uninstall:input_type -> imagepin.v1.UninstallRequest
+	84,  // 116: imagepin.v1.Control.Version:input_type -> imagepin.v1.VersionRequest
+	8,   // 117: imagepin.v1.Control.Images:output_type -> imagepin.v1.ImagesResponse
+	8,   // 118: imagepin.v1.Control.StreamImages:output_type -> imagepin.v1.ImagesResponse
+	10,  // 119: imagepin.v1.Control.Inspect:output_type -> imagepin.v1.InspectResponse
+	13,  // 120: imagepin.v1.Control.Resolve:output_type -> imagepin.v1.ResolveResponse
+	16,  // 121: imagepin.v1.Control.Pull:output_type -> imagepin.v1.PullResponse
+	20,  // 122: imagepin.v1.Control.Pins:output_type -> imagepin.v1.PinsResponse
+	20,  // 123: imagepin.v1.Control.StreamPins:output_type -> imagepin.v1.PinsResponse
+	22,  // 124: imagepin.v1.Control.SetPin:output_type -> imagepin.v1.SetPinResponse
+	29,  // 125: imagepin.v1.Control.RemovePin:output_type -> imagepin.v1.RemovePinResponse
+	31,  // 126: imagepin.v1.Control.Refresh:output_type -> imagepin.v1.RefreshResponse
+	22,  // 127: imagepin.v1.Control.UndoPin:output_type -> imagepin.v1.SetPinResponse
+	25,  // 128: imagepin.v1.Control.RemoveImage:output_type -> imagepin.v1.RemoveImageResponse
+	27,  // 129: imagepin.v1.Control.Prune:output_type -> imagepin.v1.PruneResponse
+	35,  // 130: imagepin.v1.Control.Status:output_type -> imagepin.v1.StatusResponse
+	45,  // 131: imagepin.v1.Control.DiskUsage:output_type -> imagepin.v1.DiskUsageResponse
+	51,  // 132: imagepin.v1.Control.Events:output_type -> imagepin.v1.Event
+	53,  // 133: imagepin.v1.Control.Diff:output_type -> imagepin.v1.DiffResponse
+	67,  // 134: imagepin.v1.Control.Apply:output_type -> imagepin.v1.ApplyResponse
+	65,  // 135: imagepin.v1.Control.CancelApply:output_type -> imagepin.v1.CancelApplyResponse
+	67,  // 136: imagepin.v1.Control.Rollback:output_type -> imagepin.v1.ApplyResponse
+	72,  // 137: imagepin.v1.Control.LockStatus:output_type -> imagepin.v1.LockStatusResponse
+	80,  // 138: imagepin.v1.Control.RemoveLock:output_type -> imagepin.v1.RemoveLockResponse
+	37,  // 139: imagepin.v1.Control.LimitRate:output_type -> imagepin.v1.DownloadRate
+	58,  // 140: imagepin.v1.Control.Check:output_type -> imagepin.v1.CheckResponse
+	60,  // 141: imagepin.v1.Control.DeepCheck:output_type -> imagepin.v1.DeepCheckResponse
+	83,  // 142: imagepin.v1.Control.Uninstall:output_type -> imagepin.v1.UninstallResponse
+	85,  // 143: imagepin.v1.Control.Version:output_type -> imagepin.v1.VersionResponse
+	117, // [117:144] is the sub-list for method output_type
+	90,  // [90:117] is the sub-list for method input_type
+	90,  // [90:90] is the sub-list for extension type_name
+	90,  // [90:90] is the sub-list for extension extendee
+	0,   // [0:90] is the sub-list for field type_name
 }
 
 func init() { file_imagepin_v1_imagepin_proto_init() }
@@ -6604,14 +6805,15 @@ func file_imagepin_v1_imagepin_proto_init() {
 		return
 	}
 	file_imagepin_v1_imagepin_proto_msgTypes[21].OneofWrappers = []any{}
-	file_imagepin_v1_imagepin_proto_msgTypes[54].OneofWrappers = []any{}
+	file_imagepin_v1_imagepin_proto_msgTypes[36].OneofWrappers = []any{}
+	file_imagepin_v1_imagepin_proto_msgTypes[56].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_imagepin_v1_imagepin_proto_rawDesc), len(file_imagepin_v1_imagepin_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   85,
+			NumMessages:   87,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -44,6 +44,7 @@ const (
 	Control_Rollback_FullMethodName     = "/imagepin.v1.Control/Rollback"
 	Control_LockStatus_FullMethodName   = "/imagepin.v1.Control/LockStatus"
 	Control_RemoveLock_FullMethodName   = "/imagepin.v1.Control/RemoveLock"
+	Control_LimitRate_FullMethodName    = "/imagepin.v1.Control/LimitRate"
 	Control_Check_FullMethodName        = "/imagepin.v1.Control/Check"
 	Control_DeepCheck_FullMethodName    = "/imagepin.v1.Control/DeepCheck"
 	Control_Uninstall_FullMethodName    = "/imagepin.v1.Control/Uninstall"
@@ -108,10 +109,14 @@ type ControlClient interface {
 	LockStatus(ctx context.Context, in *LockStatusRequest, opts ...grpc.CallOption) (*LockStatusResponse, error)
 	// RemoveLock removes the lock of the node: tags follow their registries again, and content is not retained any more.
 	RemoveLock(ctx context.Context, in *RemoveLockRequest, opts ...grpc.CallOption) (*RemoveLockResponse, error)
+	// LimitRate changes the limit of what the node receives from registries, also for running pulls, and returns it. The limit is kept
+	// over a restart.
+	LimitRate(ctx context.Context, in *LimitRateRequest, opts ...grpc.CallOption) (*DownloadRate, error)
 	// Check compares the records with the state of the node.
 	Check(ctx context.Context, in *CheckRequest, opts ...grpc.CallOption) (*CheckResponse, error)
 	// DeepCheck is Check, and also reads all content that keys and pins need and compares it with its digests, and
-	// verifies that the directories of snapshots exist. It reports progress. The last message has the result.
+	// compares all files of snapshots with the layers of their images. It reports progress. The last message has the
+	// result.
 	DeepCheck(ctx context.Context, in *DeepCheckRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[DeepCheckResponse], error)
 	// Uninstall removes everything that imagepin has written from containerd's metadata. Stock containerd can use what
 	// remains. After that imagepin writes nothing, and the CRI is containerd's own, until containerd restarts.
@@ -411,6 +416,16 @@ func (c *controlClient) RemoveLock(ctx context.Context, in *RemoveLockRequest, o
 	return out, nil
 }
 
+func (c *controlClient) LimitRate(ctx context.Context, in *LimitRateRequest, opts ...grpc.CallOption) (*DownloadRate, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(DownloadRate)
+	err := c.cc.Invoke(ctx, Control_LimitRate_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *controlClient) Check(ctx context.Context, in *CheckRequest, opts ...grpc.CallOption) (*CheckResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(CheckResponse)
@@ -518,10 +533,14 @@ type ControlServer interface {
 	LockStatus(context.Context, *LockStatusRequest) (*LockStatusResponse, error)
 	// RemoveLock removes the lock of the node: tags follow their registries again, and content is not retained any more.
 	RemoveLock(context.Context, *RemoveLockRequest) (*RemoveLockResponse, error)
+	// LimitRate changes the limit of what the node receives from registries, also for running pulls, and returns it. The limit is kept
+	// over a restart.
+	LimitRate(context.Context, *LimitRateRequest) (*DownloadRate, error)
 	// Check compares the records with the state of the node.
 	Check(context.Context, *CheckRequest) (*CheckResponse, error)
 	// DeepCheck is Check, and also reads all content that keys and pins need and compares it with its digests, and
-	// verifies that the directories of snapshots exist. It reports progress. The last message has the result.
+	// compares all files of snapshots with the layers of their images. It reports progress. The last message has the
+	// result.
 	DeepCheck(*DeepCheckRequest, grpc.ServerStreamingServer[DeepCheckResponse]) error
 	// Uninstall removes everything that imagepin has written from containerd's metadata. Stock containerd can use what
 	// remains. After that imagepin writes nothing, and the CRI is containerd's own, until containerd restarts.
@@ -603,6 +622,9 @@ func (UnimplementedControlServer) LockStatus(context.Context, *LockStatusRequest
 }
 func (UnimplementedControlServer) RemoveLock(context.Context, *RemoveLockRequest) (*RemoveLockResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method RemoveLock not implemented")
+}
+func (UnimplementedControlServer) LimitRate(context.Context, *LimitRateRequest) (*DownloadRate, error) {
+	return nil, status.Error(codes.Unimplemented, "method LimitRate not implemented")
 }
 func (UnimplementedControlServer) Check(context.Context, *CheckRequest) (*CheckResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Check not implemented")
@@ -984,6 +1006,24 @@ func _Control_RemoveLock_Handler(srv interface{}, ctx context.Context, dec func(
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Control_LimitRate_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(LimitRateRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ControlServer).LimitRate(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Control_LimitRate_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ControlServer).LimitRate(ctx, req.(*LimitRateRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _Control_Check_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(CheckRequest)
 	if err := dec(in); err != nil {
@@ -1115,6 +1155,10 @@ var Control_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "RemoveLock",
 			Handler:    _Control_RemoveLock_Handler,
+		},
+		{
+			MethodName: "LimitRate",
+			Handler:    _Control_LimitRate_Handler,
 		},
 		{
 			MethodName: "Check",

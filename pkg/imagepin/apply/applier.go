@@ -21,10 +21,10 @@ import (
 	"github.com/imagepin/imagepin/internal/failpoint"
 	"github.com/imagepin/imagepin/pkg/imagepin"
 	"github.com/imagepin/imagepin/pkg/imagepin/applied"
+	"github.com/imagepin/imagepin/pkg/imagepin/bandwidth"
 	"github.com/imagepin/imagepin/pkg/imagepin/internal/lease"
 	"github.com/imagepin/imagepin/pkg/imagepin/lock"
 	"github.com/imagepin/imagepin/pkg/imagepin/pull"
-	"github.com/imagepin/imagepin/pkg/imagepin/resolve"
 	"github.com/imagepin/imagepin/pkg/imagepin/store"
 	"github.com/imagepin/imagepin/pkg/runtimeplatform"
 )
@@ -177,7 +177,7 @@ func (a *Applier) apply(ctx context.Context, r Request) (Result, error) {
 		result.Lock = id
 		return result, nil
 	}
-	ctx = resolve.WithBandwidth(ctx, r.BytesPerSecond)
+	ctx = bandwidth.WithLimit(ctx, r.BytesPerSecond)
 	if err := a.prepare(ctx, r, p, report); err != nil {
 		return Result{}, a.undo(ctx, p, err)
 	}

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/docker/go-units"
 	"github.com/pelletier/go-toml/v2"
 
 	"github.com/imagepin/imagepin/pkg/imagepin/policy"
@@ -50,6 +51,14 @@ type Config struct {
 
 	// ManifestPullTimeout is how long a registry may take to resolve a reference to a digest. The minimum is 30s.
 	ManifestPullTimeout string `toml:"manifest_pull_timeout"`
+
+	// PullTimeout is how long a pull may take in total; with "0s" it has no limit. It must be more than
+	// ManifestPullTimeout.
+	PullTimeout string `toml:"pull_timeout"`
+
+	// MaxDownloadRate is how many bytes a second the node receives from registries at most, such as "10MiB"; "0" is without
+	// limit.
+	MaxDownloadRate string `toml:"max_download_rate"`
 
 	// MaxConcurrentUnpacks is how many layers of one image are unpacked at once, if the snapshotter supports it
 	// (capability "rebase", for example overlayfs). 1 unpacks one layer after the other. If it has its default, the
@@ -113,6 +122,8 @@ func DefaultConfig() Config {
 		MaxPinsPerNamespace:  1000,
 		MaxRetainedBytes:     10 << 30,
 		ManifestPullTimeout:  time.Minute.String(),
+		PullTimeout:          time.Duration(0).String(),
+		MaxDownloadRate:      "0",
 		MaxConcurrentUnpacks: defaultOwnUnpacks,
 		Sync:                 true,
 		Locked:               string(policy.LockedOff),
@@ -127,6 +138,8 @@ func DefaultConfig() Config {
 // Settings is a Config that has been checked.
 type Settings struct {
 	ManifestPullTimeout  time.Duration
+	PullTimeout          time.Duration // 0 is without limit
+	MaxDownloadRate      int64         // bytes per second; 0 is without limit
 	MaxConcurrentUnpacks int
 	// Sync makes images durable before they are recorded as ready.
 	Sync bool
@@ -211,6 +224,13 @@ func (c Config) check() (Settings, error) {
 		err = fmt.Errorf("%s is less than %s", timeout, minManifestPullTimeout)
 	}
 	wrong("manifest_pull_timeout", err)
+	whole, err := time.ParseDuration(c.PullTimeout)
+	if err == nil && whole != 0 && whole <= timeout {
+		err = fmt.Errorf("%s is not more than manifest_pull_timeout (%s): a pull could not use the image on the node if no registry answers", whole, timeout)
+	}
+	wrong("pull_timeout", err)
+	downloadRate, err := rateOf(c.MaxDownloadRate)
+	wrong("max_download_rate", err)
 	if c.MaxConcurrentUnpacks < 1 {
 		wrong("max_concurrent_unpacks", fmt.Errorf("%d is less than 1", c.MaxConcurrentUnpacks))
 	}
@@ -239,6 +259,8 @@ func (c Config) check() (Settings, error) {
 		MaxPinsPerNamespace:  c.MaxPinsPerNamespace,
 		MaxRetainedBytes:     c.MaxRetainedBytes,
 		ManifestPullTimeout:  timeout,
+		PullTimeout:          whole,
+		MaxDownloadRate:      downloadRate,
 		MaxConcurrentUnpacks: c.MaxConcurrentUnpacks,
 		Sync:                 c.Sync,
 		Cluster:              cluster,
@@ -250,6 +272,18 @@ func (c Config) check() (Settings, error) {
 		s.Isolation[name] = runtimeplatform.Isolation(h.Isolation)
 	}
 	return s, nil
+}
+
+// rateOf parses a number of bytes per second.
+func rateOf(text string) (int64, error) {
+	if text == "" {
+		return 0, nil
+	}
+	n, err := units.RAMInBytes(text)
+	if err != nil || n < 0 {
+		return 0, fmt.Errorf("%q is not a size such as \"10MiB\"", text)
+	}
+	return n, nil
 }
 
 func absolute(dir string) error {

@@ -47,7 +47,7 @@ func TestDefaultTableHasEveryKey(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if again, err := parse(t, string(b)).Check(); err != nil || again.ManifestPullTimeout != time.Minute || again.MaxConcurrentUnpacks != 4 {
+	if again, err := parse(t, string(b)).Check(); err != nil || again.ManifestPullTimeout != time.Minute || again.PullTimeout != 0 || again.MaxDownloadRate != 0 || again.MaxConcurrentUnpacks != 4 {
 		t.Errorf("parsing the default section: got %+v, %v", again, err)
 	}
 	if _, err := (Table{}).Check(); err != nil {
@@ -64,11 +64,11 @@ func TestDefaultTableHasEveryKey(t *testing.T) {
 }
 
 func TestSection(t *testing.T) {
-	good, err := parse(t, "manifest_pull_timeout = '90s'\nmax_concurrent_unpacks = 1\n[handlers.win]\nisolation = 'hypervisor'").Check()
+	good, err := parse(t, "manifest_pull_timeout = '90s'\npull_timeout = '91s'\nmax_download_rate = '10MiB'\nmax_concurrent_unpacks = 1\n[handlers.win]\nisolation = 'hypervisor'").Check()
 	if err != nil {
 		t.Fatal(err)
 	}
-	if good.ManifestPullTimeout != 90*time.Second || good.MaxConcurrentUnpacks != 1 || good.Isolation["win"] != runtimeplatform.IsolationHypervisor {
+	if good.ManifestPullTimeout != 90*time.Second || good.PullTimeout != 91*time.Second || good.MaxDownloadRate != 10<<20 || good.MaxConcurrentUnpacks != 1 || good.Isolation["win"] != runtimeplatform.IsolationHypervisor {
 		t.Errorf("unexpected settings %+v", good)
 	}
 	for text, want := range map[string]string{
@@ -81,6 +81,13 @@ func TestSection(t *testing.T) {
 		"manifest_pull_timeout = 60":                   "manifest_pull_timeout",
 		"manifest_pull_timeout = '29s'":                "manifest_pull_timeout: 29s is less than 30s",
 		"manifest_pull_timeout = '-1m'":                "manifest_pull_timeout",
+		"pull_timeout = ''":                            "pull_timeout",
+		"pull_timeout = '-1h'":                         "pull_timeout",
+		"pull_timeout = '1m'":                          "pull_timeout: 1m0s is not more than manifest_pull_timeout (1m0s)",
+		"max_download_rate = 'fast'":                   `max_download_rate: "fast" is not a size`,
+		"max_download_rate = '-1'":                     "max_download_rate",
+		"max_download_rate = 5":                        "max_download_rate",
+		"pull_timeout = 600":                           "pull_timeout",
 		"max_concurrent_unpacks = 0":                   "max_concurrent_unpacks: 0 is less than 1",
 		"max_concurrent_unpacks = '4'":                 "max_concurrent_unpacks",
 		"max_concurrent_unpacks = 1.5":                 "max_concurrent_unpacks",

@@ -46,9 +46,9 @@ func (s *Server) checkPins(ctx context.Context, repair bool, resp *api.CheckResp
 func (s *Server) report(ctx context.Context, report health.Report, repair bool, after func() error) *api.CheckResponse {
 	resp := &api.CheckResponse{Checked: int64(report.Checked)}
 	for _, f := range report.Findings {
-		a := &api.Finding{Subject: f.Subject, Problem: f.Problem, Repair: f.RepairHint(), NotAdopted: f.Kind == health.NotAdopted}
+		a := &api.Finding{Subject: f.Subject, Problem: f.Problem, Repair: f.RepairHint(), NotAdopted: f.Kind == health.NotAdopted, Unverified: f.Kind == health.Unverified}
 		resp.Findings = append(resp.Findings, a)
-		if !repair || a.NotAdopted || ctx.Err() != nil {
+		if !repair || a.NotAdopted || a.Unverified || ctx.Err() != nil {
 			continue
 		}
 		done, err := s.config.Health.Repair(ctx, f)

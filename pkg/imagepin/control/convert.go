@@ -28,6 +28,11 @@ func (s *Server) key(e imagepin.Entry) *api.Key {
 		Size: e.Size, User: e.User, ReadyAt: timestamppb.New(e.ReadyAt), Source: string(e.Source), Host: e.Host,
 		Record: e.Record, State: stateReady,
 	}
+	if s.config.Unverified != nil {
+		if k.Problem = s.config.Unverified(e); k.Problem != "" {
+			k.State = stateUnverified
+		}
+	}
 	if _, used := s.config.Runtimes().ForTarget(e.Target); !used {
 		k.State = stateUnused
 		if !e.UnusedAt.IsZero() {
@@ -48,6 +53,8 @@ const (
 	stateReady   = "ready"
 	stateDamaged = "damaged"
 	stateUnused  = "unused"
+	// stateUnverified is that of a key that is ready.
+	stateUnverified = "unverified"
 )
 
 // damagedKey converts a damaged key.

@@ -45,6 +45,8 @@ type Config struct {
 	// Namespace is the containerd namespace of the CRI's images.
 	Namespace string
 	Health    Health
+	// Unverified says why a key that is ready could not be compared with its layers. It may be nil.
+	Unverified func(e imagepin.Entry) (why string)
 	// Uninstall removes all of imagepin's records after it has stopped all writers. With dry it only counts them.
 	Uninstall func(ctx context.Context, dry bool) (*api.UninstallResponse, error)
 	Remover   Remover
@@ -54,6 +56,8 @@ type Config struct {
 	// Events is containerd's event service, and Records its image store.
 	Events  reconcile.Subscriber
 	Records containerdimages.Store
+	// LimitRate changes the limit of what the node receives, and returns it.
+	LimitRate func(ctx context.Context, r *api.LimitRateRequest) (*api.DownloadRate, error)
 	// Status returns the state of the node. It does not wait for the index.
 	Status func(ctx context.Context) *api.StatusResponse
 	// Guard runs a call. It waits until the index is built, recovers from panics so that they do not reach containerd,

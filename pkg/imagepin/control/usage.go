@@ -28,7 +28,9 @@ func (s *Server) diskUsage(ctx context.Context, r *api.DiskUsageRequest, stream 
 	if err != nil {
 		return err
 	}
-	first := &api.DiskUsageResponse{Content: contentUsage(measured.Content), OtherContent: contentUsage(measured.Other)}
+	first := &api.DiskUsageResponse{
+		Content: contentUsage(measured.Content), OtherContent: contentUsage(measured.Other), ResumableContent: contentUsage(measured.Resumable),
+	}
 	for _, sn := range measured.Snapshotters {
 		a := &api.SnapshotterUsage{
 			Snapshotter: sn.Name, Snapshots: int64(sn.Count), Size: sn.Size, OtherSnapshots: int64(sn.Other.Count), OtherSize: sn.Other.Size,

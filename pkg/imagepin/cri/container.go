@@ -16,6 +16,7 @@ import (
 	runtime "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/imagepin/imagepin/pkg/imagepin"
+	"github.com/imagepin/imagepin/pkg/imagepin/bandwidth"
 	"github.com/imagepin/imagepin/pkg/imagepin/decide"
 	"github.com/imagepin/imagepin/pkg/imagepin/internal/order"
 	"github.com/imagepin/imagepin/pkg/imagepin/pin"
@@ -39,6 +40,11 @@ func (s *containers) createContainer(ctx context.Context, r *runtime.CreateConta
 		return nil, err
 	}
 	s.sandboxes.updateMark(sandbox, r.GetSandboxConfig())
+	for _, spec := range imageSpecs(r) {
+		if err := s.waitCompared(ctx, normalized(spec.GetImage())); err != nil {
+			return nil, err
+		}
+	}
 	rt, err := s.lookup(sandbox.handler)
 	if err != nil {
 		return nil, err
@@ -327,7 +333,7 @@ func (s *containers) ensureReady(ctx context.Context, w containerImage, rt runti
 		}
 	}
 	damage := s.damageOf(w, rt.Target)
-	made, err := s.Puller.MakeReady(s.namespaced(ctx), pull.Need{Ref: ref, Root: w.root, Runtime: rt, Pin: w.pin})
+	made, err := s.Puller.MakeReady(bandwidth.ForPod(s.namespaced(ctx)), pull.Need{Ref: ref, Root: w.root, Runtime: rt, Pin: w.pin})
 	return made, s.notReadyError(err, w.entry.Ref, rt.Target, damage)
 }
 

@@ -49,6 +49,7 @@ func TestToStatus(t *testing.T) {
 		"registry unavailable later":    {typed(imagepin.CannotPullImage, errdefs.ErrUnavailable), codes.Unknown, unavailable + "CannotPullImage: ", "CannotPullImage", "Unavailable"},
 		"registry unavailable, wrapped": {fmt.Errorf("pull: %w", typed(imagepin.CannotPullImage, errdefs.ErrUnavailable)), codes.Unknown, unavailable + "pull: ", "CannotPullImage", "Unavailable"},
 		"timeout":                       {typed(imagepin.ManifestPullTimeout, context.DeadlineExceeded), codes.Unknown, unavailable + "ManifestPullTimeout: ", "ManifestPullTimeout", "DeadlineExceeded"},
+		"timed out":                     {typed(imagepin.PullTimedOut, context.DeadlineExceeded), codes.DeadlineExceeded, "PullTimedOut: ", "PullTimedOut", "DeadlineExceeded"},
 		"stalled":                       {typed(imagepin.PullStalled, context.DeadlineExceeded), codes.Unknown, unavailable + "PullStalled: ", "PullStalled", "DeadlineExceeded"},
 		"verifier":                      {typed(imagepin.ImageVerificationFailed, errdefs.ErrPermissionDenied), codes.Unknown, signature + "ImageVerificationFailed: ", "ImageVerificationFailed", "PermissionDenied"},
 		"corrupt":                       {typed(imagepin.ContentCorrupt, errdefs.ErrFailedPrecondition), codes.FailedPrecondition, "ContentCorrupt: ", "ContentCorrupt", "FailedPrecondition"},

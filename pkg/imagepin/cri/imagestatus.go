@@ -26,6 +26,9 @@ func (s *imageCalls) imageStatus(ctx context.Context, r *runtime.ImageStatusRequ
 	if _, err := digest.Parse(name); err != nil && !s.Store.HasRef(name) { // parsing is a large part of this call
 		ref = normalized(name)
 	}
+	if err := s.waitCompared(ctx, ref); err != nil {
+		return nil, err
+	}
 	c, err := s.callerOf(ctx, r.GetImage(), nil, s.Pins.Pinned(ref) || s.Decider.SharesAnyPins())
 	if err != nil {
 		return nil, err

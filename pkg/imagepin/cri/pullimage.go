@@ -9,6 +9,7 @@ import (
 	runtime "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/imagepin/imagepin/pkg/imagepin"
+	"github.com/imagepin/imagepin/pkg/imagepin/bandwidth"
 	"github.com/imagepin/imagepin/pkg/imagepin/pull"
 	"github.com/imagepin/imagepin/pkg/imagepin/resolve"
 )
@@ -34,7 +35,11 @@ func (s *imageCalls) pullImage(ctx context.Context, r *runtime.PullImageRequest,
 		return nil, err
 	}
 	name := r.GetImage().GetImage()
-	pulled, err := s.Puller.Pull(s.namespaced(ctx), pull.Request{
+	if err := s.waitCompared(ctx, normalized(name)); err != nil {
+		logPullFailed(ctx, r, c.runtime.Target.String(), err)
+		return nil, err
+	}
+	pulled, err := s.Puller.Pull(bandwidth.ForPod(s.namespaced(ctx)), pull.Request{
 		Ref: name, Runtime: c.runtime, Credential: credential(r.GetAuth()), Pod: podOf(r.GetSandboxConfig()),
 	})
 	if err != nil {

@@ -8,6 +8,7 @@ import (
 	runtime "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/imagepin/imagepin/pkg/imagepin"
+	"github.com/imagepin/imagepin/pkg/imagepin/bandwidth"
 	"github.com/imagepin/imagepin/pkg/imagepin/pull"
 )
 
@@ -58,8 +59,11 @@ func (s *containers) readySandboxImage(ctx context.Context, handler string) (rel
 	if err != nil {
 		return nil, err
 	}
+	if err := s.waitCompared(ctx, ref.String()); err != nil {
+		return nil, err
+	}
 	ready := func() (imagepin.Entry, error) {
-		nctx := s.namespaced(ctx)
+		nctx := bandwidth.ForPod(s.namespaced(ctx))
 		held, locked := s.Pins.OfLock(ref.String())
 		e, ok := s.Store.Get(imagepin.Key{Ref: ref.String(), Target: rt.Target})
 		if ok && (!locked || e.Root.Digest == held.Root.Digest) {

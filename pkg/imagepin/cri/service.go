@@ -53,6 +53,22 @@ type Config struct {
 	Settings func() *Settings
 	// Ready returns a channel that is closed when the index of the store is built.
 	Ready func() <-chan struct{}
+	// WaitCompared waits until an image that the node may have lost files of is compared with its layers. name is a normalized reference
+	// or an image ID. It may be nil.
+	WaitCompared func(ctx context.Context, name string) error
+}
+
+// waitCompared waits for the comparison of images. Names are normalized references or image IDs. The caller has no lock.
+func (c *Config) waitCompared(ctx context.Context, names ...string) error {
+	if c.WaitCompared == nil {
+		return nil
+	}
+	for _, name := range names {
+		if err := c.WaitCompared(ctx, name); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // Settings is the part of the configuration that a reload can change. A value is immutable.

@@ -23,11 +23,11 @@ func BootID() string {
 	return strings.TrimSpace(string(b))
 }
 
-// Boots is the file with the ID of the last boot whose start has dealt with what the boot before left.
+// Boots is a file with the ID of the last boot in which something was done that is due once in a boot.
 type Boots struct{ path string }
 
-// BootsIn returns the file in a directory, which may not exist.
-func BootsIn(directory string) Boots { return Boots{filepath.Join(directory, "boot")} }
+// BootsIn returns the file called name in a directory, which may not exist.
+func BootsIn(directory, name string) Boots { return Boots{filepath.Join(directory, name)} }
 
 // Settled reports whether a start in the running boot has called [Boots.Settle]. It is true if the system has no boot IDs.
 func (b Boots) Settled() (bool, error) {
@@ -35,14 +35,25 @@ func (b Boots) Settled() (bool, error) {
 	if now == "" {
 		return true, nil
 	}
-	last, err := os.ReadFile(b.path)
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return false, fmt.Errorf("read the ID of the last boot: %w", err)
-	}
-	return string(last) == now, nil
+	last, err := b.last()
+	return last == now, err
 }
 
-// Settle notes that nothing of an earlier boot is left.
+// Ever reports whether a start in any boot has called [Boots.Settle].
+func (b Boots) Ever() (bool, error) {
+	last, err := b.last()
+	return last != "", err
+}
+
+func (b Boots) last() (string, error) {
+	last, err := os.ReadFile(b.path)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return "", fmt.Errorf("read the ID of the last boot: %w", err)
+	}
+	return string(last), nil
+}
+
+// Settle notes that it is done in the running boot.
 func (b Boots) Settle() error {
 	if err := os.MkdirAll(filepath.Dir(b.path), 0o700); err != nil {
 		return fmt.Errorf("note the ID of the boot: %w", err)

@@ -12,7 +12,7 @@ func TestBoots(t *testing.T) {
 		t.Fatal("this system has no boot ID")
 	}
 	dir := filepath.Join(t.TempDir(), "new")
-	b := BootsIn(dir)
+	b := BootsIn(dir, "boot")
 	settled := func(want bool) {
 		t.Helper()
 		if got, err := b.Settled(); err != nil || got != want {
@@ -20,6 +20,9 @@ func TestBoots(t *testing.T) {
 		}
 	}
 	settled(false)
+	if ever, err := b.Ever(); ever || err != nil {
+		t.Errorf("before: ever %t, %v", ever, err)
+	}
 	for range 2 {
 		if err := b.Settle(); err != nil {
 			t.Fatal(err)
@@ -30,6 +33,9 @@ func TestBoots(t *testing.T) {
 		t.Fatal(err)
 	}
 	settled(false)
+	if ever, err := b.Ever(); !ever || err != nil {
+		t.Errorf("in another boot: ever %t, %v", ever, err)
+	}
 	for range 2 {
 		if err := b.Remove(); err != nil {
 			t.Fatal(err)

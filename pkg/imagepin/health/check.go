@@ -24,7 +24,7 @@ type Report struct {
 // Differences returns the number of findings that are differences.
 func (r Report) Differences() (n int) {
 	for _, f := range r.Findings {
-		if f.Kind != NotAdopted {
+		if f.Kind != NotAdopted && f.Kind != Unverified {
 			n++
 		}
 	}
@@ -57,6 +57,9 @@ const (
 	// NotAdopted is the image of another tool without a key, such as a record with a name that no pod can use. It is not a
 	// difference: there is nothing to repair.
 	NotAdopted
+	// Unverified is a key whose files could not be compared with its layers. It is not known to be a difference, and not known to be
+	// none.
+	Unverified
 )
 
 // Ignore returns a finding that is not repaired.

@@ -2,6 +2,7 @@ package health
 
 import (
 	"context"
+	"sync/atomic"
 
 	"github.com/containerd/containerd/v2/core/content"
 	"github.com/containerd/containerd/v2/core/leases"
@@ -26,6 +27,8 @@ type Config struct {
 // Images are the images that are ready. [store.Store] implements it.
 type Images interface {
 	Images() []store.Image
+	// Damaged returns the keys that are recorded but not ready.
+	Damaged() []store.Damaged
 	// ListRecorded lists the image records and the keys of one moment.
 	ListRecorded(ctx context.Context) (store.Recorded, error)
 	// RecordedSince reports whether an entry was recorded since a mark.
@@ -42,7 +45,16 @@ type Images interface {
 }
 
 // Checker compares the recorded with the actual state.
-type Checker struct{ config Config }
+type Checker struct {
+	config Config
+	damage noted
+	// suspect reports whether snapshots may be damaged that nobody has looked at.
+	suspect atomic.Bool
+}
+
+// Suspect notes whether snapshots may be damaged that nobody has looked at since the node has started. [Checker.SnapshotDamage] then
+// compares those that it is asked for.
+func (c *Checker) Suspect(suspect bool) { c.suspect.Store(suspect) }
 
 // New returns a checker.
 func New(c Config) *Checker { return &Checker{config: c} }

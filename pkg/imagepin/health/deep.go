@@ -5,11 +5,8 @@ import (
 	"time"
 
 	"github.com/containerd/errdefs"
-	"github.com/containerd/log"
 
 	"github.com/imagepin/imagepin/pkg/imagepin/internal/blobs"
-	"github.com/imagepin/imagepin/pkg/imagepin/internal/lease"
-	"github.com/imagepin/imagepin/pkg/imagepin/store"
 )
 
 // DeepOptions has the options of a deep check. The zero value reads without a rate limit.
@@ -29,9 +26,10 @@ type DeepProgress struct {
 	Snapshots, SnapshotsTotal int
 }
 
-// DeepCheck is [Checker.Check] that also reads all content that keys and pins need, compares it with its digests, and
-// checks that the directories of snapshots exist. It changes nothing. At the end it checks content with problems again,
-// so that it does not report content that was replaced in the meantime. It stops when ctx is done.
+// DeepCheck is [Checker.Check] that also reads all content that keys and pins need and compares it with its digests, checks that
+// the directories of snapshots exist, and compares all files of snapshots with the layers in the content store. It changes
+// nothing. At the end it checks content and snapshots with problems again, so that it does not report what was replaced in
+// the meantime. It stops when ctx is done.
 func (c *Checker) DeepCheck(ctx context.Context, d DeepOptions) (Report, error) {
 	have, err := c.Inventory(ctx)
 	if err != nil {
@@ -47,11 +45,18 @@ func (c *Checker) DeepCheck(ctx context.Context, d DeepOptions) (Report, error) 
 	for _, b := range needed {
 		run.done.BytesTotal += b.Size
 	}
+	sizes, err := c.sizes(ctx, snapshots)
+	if err != nil {
+		return Report{}, err
+	}
+	for _, size := range sizes {
+		run.done.BytesTotal += size
+	}
 	bad, err := run.verifyBlobs(ctx, needed)
 	if err != nil {
 		return Report{}, err
 	}
-	missing, err := run.checkSnapshots(ctx, snapshots)
+	missing, compared, err := run.checkSnapshots(ctx, snapshots, sizes)
 	if err != nil {
 		return Report{}, err
 	}
@@ -75,6 +80,7 @@ func (c *Checker) DeepCheck(ctx context.Context, d DeepOptions) (Report, error) 
 		return report, err
 	}
 	c.checkRetained(have, needed, d.PinnedRef, &report)
+	c.addUnverified(compared, &report)
 	return report, nil
 }
 
@@ -127,29 +133,6 @@ func (r *deepRun) verify(ctx context.Context, b blob, read func(int64) error) (p
 		return nil, nil // the blob was removed concurrently
 	}
 	return problem, nil
-}
-
-// checkSnapshots checks the directories of snapshots, and returns the problem of each snapshot without one.
-func (r *deepRun) checkSnapshots(ctx context.Context, snapshots []store.Snapshot) (map[store.Snapshot]string, error) {
-	missing := make(map[store.Snapshot]string)
-	err := lease.With(ctx, r.checker.config.Leases, lease.Use, func(ctx context.Context) error {
-		for _, sn := range snapshots {
-			if err := ctx.Err(); err != nil {
-				return err
-			}
-			why, err := r.checker.MissingDirectory(ctx, sn)
-			if err != nil && ctx.Err() == nil {
-				log.G(ctx).WithError(err).Warn("cannot check snapshot")
-			}
-			if why != "" {
-				missing[sn] = why
-			}
-			r.done.Snapshots++
-			r.report()
-		}
-		return nil
-	})
-	return missing, err
 }
 
 // throttle limits how fast content is read.

@@ -10,7 +10,6 @@ import (
 	"strings"
 	"syscall"
 
-	"github.com/containerd/containerd/v2/core/leases"
 	"github.com/containerd/containerd/v2/core/mount"
 	"github.com/containerd/containerd/v2/core/snapshots"
 	"github.com/containerd/errdefs"
@@ -22,22 +21,19 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin/store"
 )
 
-// viewPrefix is the prefix of the names of the views that are used to check the directories of snapshots.
-const viewPrefix = "imagepin-check-"
-
 // MissingDirectory describes which directory of a snapshot or of its parents is gone. It returns "" if all directories exist, or
 // if this is unknown. It creates a view of the snapshot and removes it again. The context must have a lease, or MissingDirectory
 // returns ErrFailedPrecondition.
 func (c *Checker) MissingDirectory(ctx context.Context, sn store.Snapshot) (why string, _ error) {
-	snapshotter := c.config.Snapshotter(sn.Snapshotter)
-	id, ok := leases.FromContext(ctx)
-	if !ok {
-		return "", fmt.Errorf("check snapshot %s: the context has no lease: %w", sn.ChainID, errdefs.ErrFailedPrecondition)
-	}
-	key := viewPrefix + id + "-" + sn.ChainID.Encoded()
-	mounts, err := snapshotter.View(ctx, key, sn.ChainID.String())
-	failpoint.Reach("check.viewed")
-	defer func() { _ = snapshotter.Remove(context.WithoutCancel(ctx), key) }() // if this fails, the end of the lease removes the view
+	err := c.withView(ctx, sn, func(mounts []mount.Mount) error {
+		for _, path := range directories(mounts) {
+			if gone(path) {
+				why = fmt.Sprintf("directory %s of snapshot %s is gone", path, sn.ChainID)
+				return nil
+			}
+		}
+		return nil
+	})
 	switch {
 	case errdefs.IsNotFound(err):
 		return "", nil // the inventory reports this
@@ -46,12 +42,7 @@ func (c *Checker) MissingDirectory(ctx context.Context, sn store.Snapshot) (why 
 	case err != nil:
 		return "", fmt.Errorf("check snapshot %s in %s: %w", sn.ChainID, sn.Snapshotter, err)
 	}
-	for _, path := range directories(mounts) {
-		if gone(path) {
-			return fmt.Sprintf("directory %s of snapshot %s is gone", path, sn.ChainID), nil
-		}
-	}
-	return "", nil
+	return why, nil
 }
 
 // isNotExist reports whether an error means that a file does not exist. Errors from containerd's socket only keep their
@@ -94,10 +85,10 @@ func gone(path string) bool {
 	return err == nil
 }
 
-// RemoveWithoutDirectory removes the unusable snapshots of an entry: the lowest one whose directory is gone, and all its
-// descendants. If a container uses one of them, it removes nothing and returns ErrFailedPrecondition. The context must
-// have a lease.
-func (c *Checker) RemoveWithoutDirectory(ctx context.Context, e imagepin.Entry) error {
+// RemoveUnusable removes the unusable snapshots of an entry: the lowest one whose directory is gone or whose files are damaged,
+// and all its descendants. If a container uses one of them, it removes nothing and returns ErrFailedPrecondition. It knows of
+// damaged files from earlier checks. The context must have a lease.
+func (c *Checker) RemoveUnusable(ctx context.Context, e imagepin.Entry) error {
 	snapshotter := c.config.Snapshotter(e.Target.Snapshotter)
 	parents, children := make(map[string]string), make(map[string][]string)
 	inUse := make(map[string]bool)
@@ -115,7 +106,7 @@ func (c *Checker) RemoveWithoutDirectory(ctx context.Context, e imagepin.Entry) 
 		chain = append([]string{name}, chain...)
 	}
 	for _, name := range chain {
-		why, err := c.MissingDirectory(ctx, store.Snapshot{Snapshotter: e.Target.Snapshotter, ChainID: digest.Digest(name)})
+		why, err := c.unusable(ctx, store.Snapshot{Snapshotter: e.Target.Snapshotter, ChainID: digest.Digest(name)})
 		if err != nil {
 			return err
 		}
@@ -125,8 +116,12 @@ func (c *Checker) RemoveWithoutDirectory(ctx context.Context, e imagepin.Entry) 
 		toRemove := withDescendants(name, children)
 		for _, n := range toRemove {
 			if inUse[n] {
-				return fmt.Errorf("%s, and %s uses it: %w", why, n, errdefs.ErrFailedPrecondition)
+				return fmt.Errorf("%s, and container %s uses it: repair the image again when its containers are removed: %w", why, n, errdefs.ErrFailedPrecondition)
 			}
+		}
+		level := store.Snapshot{Snapshotter: e.Target.Snapshotter, ChainID: digest.Digest(name)}
+		if err := c.damage.mark(ctx, snapshotter, level); err != nil {
+			return fmt.Errorf("label snapshot %s: %w", name, err)
 		}
 		for _, n := range toRemove {
 			failpoint.Reach("check.remove")
@@ -141,6 +136,15 @@ func (c *Checker) RemoveWithoutDirectory(ctx context.Context, e imagepin.Entry) 
 		return nil
 	}
 	return nil
+}
+
+// unusable describes why a snapshot by itself is unusable. It returns "" if nothing is known.
+func (c *Checker) unusable(ctx context.Context, sn store.Snapshot) (why string, _ error) {
+	why, err := c.damage.of(ctx, c.config.Snapshotter(sn.Snapshotter), sn)
+	if err != nil || why != "" {
+		return why, err
+	}
+	return c.MissingDirectory(ctx, sn)
 }
 
 // collectSnapshot removes a snapshot by garbage collection if a direct removal fails. containerd may still have records

@@ -31,10 +31,11 @@ const snapshotRefPrefix = "containerd.io/gc.ref.snapshot."
 // Inventory is the content and the snapshots of the node at one moment.
 type Inventory struct {
 	began       store.Mark
-	blobs       map[digest.Digest][]string     // digest -> snapshotters in which the blob references a snapshot
-	snapshots   map[string]map[string]struct{} // snapshotter -> committed names
-	former      map[string]bool                // snapshotters with snapshots of images that no runtime handler uses
-	unavailable map[string]error               // snapshotters that do not respond
+	blobs       map[digest.Digest][]string   // digest -> snapshotters in which the blob references a snapshot
+	snapshots   map[string]map[string]string // snapshotter -> committed name -> parent
+	damage      *noted
+	former      map[string]bool  // snapshotters with snapshots of images that no runtime handler uses
+	unavailable map[string]error // snapshotters that do not respond
 	files       files
 }
 
@@ -44,7 +45,8 @@ func (c *Checker) Inventory(ctx context.Context) (*Inventory, error) {
 	inv := &Inventory{
 		began:       c.config.Images.Mark(),
 		blobs:       make(map[digest.Digest][]string),
-		snapshots:   make(map[string]map[string]struct{}),
+		snapshots:   make(map[string]map[string]string),
+		damage:      &c.damage,
 		former:      make(map[string]bool),
 		unavailable: make(map[string]error),
 		files:       newFiles(),
@@ -120,14 +122,15 @@ func recovered(call func() error) (err error) {
 
 // committed returns the committed snapshots of a snapshotter. It has a timeout, so that a snapshotter that hangs does
 // not make the images of others unavailable.
-func (c *Checker) committed(ctx context.Context, snapshotter string) (map[string]struct{}, error) {
+func (c *Checker) committed(ctx context.Context, snapshotter string) (map[string]string, error) {
 	ctx, cancel := context.WithTimeout(ctx, walkTimeout)
 	defer cancel()
-	names := make(map[string]struct{})
+	names := make(map[string]string)
 	err := recovered(func() error {
 		return c.config.Snapshotter(snapshotter).Walk(ctx, func(_ context.Context, i snapshots.Info) error {
 			if i.Kind == snapshots.KindCommitted {
-				names[i.Name] = struct{}{}
+				names[i.Name] = i.Parent
+				c.damage.read(snapshotter, i)
 			}
 			return nil
 		})
@@ -169,7 +172,21 @@ func (inv *Inventory) Missing(e imagepin.Entry) string {
 	case inv.files.noDirectory[snapshotOf(e)] != "":
 		return inv.files.noDirectory[snapshotOf(e)]
 	}
-	return ""
+	return inv.filesProblem(e)
+}
+
+// filesProblem describes the damage of the files of an entry's snapshots. It returns "" if none is known.
+func (inv *Inventory) filesProblem(e imagepin.Entry) (why string) {
+	if inv.damage.empty() {
+		return ""
+	}
+	committed := inv.snapshots[e.Target.Snapshotter]
+	for name := e.ChainID.String(); name != ""; name = committed[name] {
+		if d, ok := inv.damage.get(store.Snapshot{Snapshotter: e.Target.Snapshotter, ChainID: digest.Digest(name)}); ok {
+			why = d.why
+		}
+	}
+	return why
 }
 
 // Unpacked returns the images whose configuration references a snapshot, in order.

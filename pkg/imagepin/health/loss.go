@@ -20,6 +20,8 @@ type Loss struct {
 	Unknown bool
 	// MissingDirectory reports whether the snapshot exists but its directory is gone.
 	MissingDirectory bool
+	// DamagedFiles reports whether the snapshot, or one below it, has files that differ from its layers.
+	DamagedFiles bool
 	// Unverified reports whether the key was damaged before, and nothing was found now. What it needs has to be verified: a
 	// repair may have been interrupted, or an earlier check may have read more than this one.
 	Unverified bool
@@ -49,7 +51,7 @@ func (c *Checker) Lost(e imagepin.Entry, have *Inventory) (Loss, bool) {
 	_, silent := have.unavailable[e.Target.Snapshotter]
 	return Loss{
 		Entry: e, Reason: why, Unpackable: whole, Unknown: whole && silent || have.unreadable(e),
-		MissingDirectory: have.files.noDirectory[snapshotOf(e)] != "",
+		MissingDirectory: have.files.noDirectory[snapshotOf(e)] != "", DamagedFiles: have.filesProblem(e) != "",
 	}, true
 }
 

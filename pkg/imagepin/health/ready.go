@@ -9,6 +9,7 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin"
 	"github.com/imagepin/imagepin/pkg/imagepin/internal/blobs"
 	"github.com/imagepin/imagepin/pkg/imagepin/internal/lease"
+	"github.com/imagepin/imagepin/pkg/imagepin/layerfiles"
 )
 
 // Ready reports whether everything that an entry needs is on the node, see [Checker.Verify].
@@ -17,8 +18,8 @@ func (c *Checker) Ready(ctx context.Context, e imagepin.Entry) (bool, error) {
 	return err == nil && !lost, err
 }
 
-// Verify is [Checker.Lost] for one entry, and also reads and hashes its content ([blobs.Image.Needed]), and checks that all
-// directories of its snapshot exist.
+// Verify is [Checker.Lost] for one entry, and also reads and hashes its content ([blobs.Image.Needed]), checks that all
+// directories of its snapshot exist, and compares all files in them. Files that cannot be compared are no loss.
 func (c *Checker) Verify(ctx context.Context, e imagepin.Entry) (_ Loss, lost bool, _ error) {
 	needed, indexGone, err := blobs.ImageOf(e).Needed(blobs.LookIn(ctx, c.config.Content))
 	if err != nil {
@@ -56,5 +57,12 @@ func (c *Checker) Verify(ctx context.Context, e imagepin.Entry) (_ Loss, lost bo
 	if err != nil {
 		return Loss{}, false, err
 	}
-	return Loss{Entry: e, Reason: missing, MissingDirectory: missing != ""}, missing != "", nil
+	if missing != "" {
+		return Loss{Entry: e, Reason: missing, MissingDirectory: true}, true, nil
+	}
+	found, err := c.CompareFiles(ctx, e, true)
+	if err != nil || found.State != layerfiles.Damaged {
+		return Loss{Entry: e}, false, err
+	}
+	return Loss{Entry: e, Reason: found.Why, DamagedFiles: true}, true, nil
 }

@@ -27,6 +27,8 @@ type State struct {
 	RetainedBytesLimit int64
 	// Lock is the state of the node's lock.
 	Lock Lock
+	// Pulls is the number of pulls in progress, and PullsLeft the number of bytes that they will receive, as far as known.
+	Pulls, PullsLeft int64
 	// Reconcile is how long the last build of the index took. It is 0 before the first.
 	Reconcile time.Duration
 }
@@ -66,6 +68,8 @@ var (
 	lockImagesDesc         = prometheus.NewDesc(namespace+"_lock_images", "Images of the lock, by state: ready, or missing.", []string{"state"}, nil)
 	lockDriftedDesc        = prometheus.NewDesc(namespace+"_lock_drifted_containers", "Containers that run another digest than the lock has for their reference.", nil, nil)
 	lockFailedDesc         = prometheus.NewDesc(namespace+"_lock_apply_failed", "1 if the last lock was not applied, otherwise 0.", nil, nil)
+	pullsDesc              = prometheus.NewDesc(namespace+"_pulls_running", "Pulls in progress.", nil, nil)
+	pullsLeftDesc          = prometheus.NewDesc(namespace+"_pulls_left_bytes", "Bytes that the pulls in progress will receive, as far as they are known.", nil, nil)
 	reconcileDesc          = prometheus.NewDesc(namespace+"_reconcile_seconds", "Duration of the last build of the index.", nil, nil)
 )
 
@@ -74,6 +78,7 @@ func (c collector) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
 		keysDesc, pinsDesc, driftDesc, oldestDriftDesc, namespacePinsDesc, namespacePinsLimitDesc, provisionalDesc, retainedDesc,
 		retainedLimitDesc, reconcileDesc, lockInfoDesc, lockAppliedDesc, lockImagesDesc, lockDriftedDesc, lockFailedDesc,
+		pullsDesc, pullsLeftDesc,
 	} {
 		ch <- d
 	}
@@ -103,6 +108,8 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 	gauge(retainedDesc, float64(s.RetainedBytes))
 	gauge(retainedLimitDesc, float64(s.RetainedBytesLimit))
 	gauge(reconcileDesc, s.Reconcile.Seconds())
+	gauge(pullsDesc, float64(s.Pulls))
+	gauge(pullsLeftDesc, float64(s.PullsLeft))
 	s.Lock.collect(gauge)
 }
 

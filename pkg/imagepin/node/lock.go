@@ -34,6 +34,10 @@ func (s *Service) applyLocks(ctx context.Context) {
 // state returns the state that the node's metrics report.
 func (s *Service) state() metrics.State {
 	st := s.node.state()
+	for _, p := range s.puller.Running() {
+		st.Pulls++
+		st.PullsLeft += max(p.Total-p.Received, 0)
+	}
 	if sum := s.lockStatus(); sum != nil {
 		st.Lock = metrics.Lock{
 			Digest: sum.GetDigest(), AppliedAt: sum.GetAppliedAt().AsTime(), Images: sum.GetImages(), Ready: sum.GetReady(),

@@ -114,7 +114,10 @@ type Node struct {
 	locks      pull.Locks
 	leases     *lease.Calls
 	barrier    *durable.Barrier
-	boots      durable.Boots
+	// collected and compared are the boots in which what pulls had left was collected, and in which images without a mark of
+	// durability were compared with their layers.
+	collected, compared durable.Boots
+	bandwidth           downloadRate
 
 	probes    flight.Group[struct{}] // questions to snapshotters, by name
 	reconcile atomic.Int64           // the duration of the last build of the index in nanoseconds
@@ -138,7 +141,8 @@ type Node struct {
 func New(c Config) (*Node, error) {
 	n := &Node{
 		containerd: c.Containerd, nodeKey: c.NodeKey, mode: c.Mode, transport: c.Transport, registerer: c.Metrics,
-		metrics: metrics.New(), garbage: make(chan struct{}, 1), barrier: durable.New(), boots: durable.BootsIn(filepath.Dir(c.NodeKey)),
+		metrics: metrics.New(), garbage: make(chan struct{}, 1), barrier: durable.New(),
+		collected: durable.BootsIn(filepath.Dir(c.NodeKey), "boot-collected"), compared: durable.BootsIn(filepath.Dir(c.NodeKey), "boot-compared"),
 	}
 	n.reporter = claim.NewReporter(n, claim.EventDelay)
 	n.leases = lease.NewCalls(c.Leases)
@@ -156,6 +160,7 @@ func New(c Config) (*Node, error) {
 		return nil, err
 	}
 	n.active.Store(first)
+	n.bandwidth.load(c.NodeKey, first.Settings.MaxDownloadRate)
 	n.store = store.New(store.Config{
 		Records: n.containerd.Records, Content: n.containerd.Content, Leases: n.containerd.Leases, Snapshotter: n.containerd.Snapshots,
 		Runtimes: n.runtimes, PinnedImages: func() []string { return n.active.Load().pinnedImages }, Released: n.CollectAsync,

@@ -20,6 +20,7 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin/control"
 	"github.com/imagepin/imagepin/pkg/imagepin/cri"
 	"github.com/imagepin/imagepin/pkg/imagepin/health"
+	"github.com/imagepin/imagepin/pkg/imagepin/internal/lease"
 	"github.com/imagepin/imagepin/pkg/imagepin/pull"
 	"github.com/imagepin/imagepin/pkg/imagepin/reconcile"
 	"github.com/imagepin/imagepin/pkg/imagepin/usage"
@@ -53,9 +54,13 @@ func (n *Node) Serve(upstream cri.Upstream) (*Service, error) {
 	s := &Service{node: n, created: time.Now()}
 	s.ready.Store(new(make(chan struct{})))
 	s.ending, s.end = context.WithCancel(context.Background())
+	checker := health.New(health.Config{
+		Images: n.store, Content: n.containerd.Content, Leases: n.containerd.Leases, Snapshotter: n.containerd.Snapshots, Runtimes: n.runtimes,
+	})
+	wait := func(ctx context.Context, name string) error { return s.reconciler.WaitCompared(ctx, name) }
 	maker := pull.New(pull.Config{
 		Content: n.containerd.Content, Leases: n.containerd.Leases, Images: n.store, Pins: n.decider, Proofs: n.proofs,
-		Sessions: registry{n}, Retained: n.retainer, Garbage: n, Locks: &n.locks, Runtimes: n.runtimes,
+		Sessions: registry{n}, Retained: n.retainer, Bandwidth: &n.bandwidth.limiter, Garbage: n, Locks: &n.locks, Runtimes: n.runtimes, Snapshots: checker, WaitCompared: wait,
 		Upstream: cri.Visibility{Images: runtime.NewImageServiceClient(upstream), Remind: n.remind},
 		Settings: func() *pull.Settings { return n.active.Load().pull },
 		Clean:    func(ctx context.Context) error { return s.reconciler.AwaitClean(ctx) },
@@ -65,16 +70,13 @@ func (n *Node) Serve(upstream cri.Upstream) (*Service, error) {
 		Upstream: upstream, Namespace: Namespace, Store: n.store, Records: n.containerd.Records, Puller: s.puller, Images: maker, Locks: &n.locks,
 		Decider: n.decider, Pins: n.pins, Content: n.containerd.Content, Holder: n.containerd.Holder, Released: n.CollectAsync, Runtimes: n.runtimes,
 		Snapshotter: n.containerd.Snapshots, Settings: func() *cri.Settings { return n.active.Load().cri },
-		Ready: s.Ready,
+		Ready: s.Ready, WaitCompared: wait,
 	})
 	n.inUse = s.cri.PinsInUse
 	s.reconciler = reconcile.New(reconcile.Config{
-		Store: n.store, Records: n.containerd.Records, Checker: health.New(health.Config{
-			Images: n.store, Content: n.containerd.Content, Leases: n.containerd.Leases,
-			Snapshotter: n.containerd.Snapshots, Runtimes: n.runtimes,
-		}), Maker: maker, Puller: s.puller, Retained: n.retainer, Content: n.containerd.Content,
+		Store: n.store, Records: n.containerd.Records, Checker: checker, Maker: maker, Puller: s.puller, Retained: n.retainer, Content: n.containerd.Content,
 		Leases: n.containerd.Leases, Events: n.containerd.Events, Locks: &n.locks, Runtimes: n.runtimes, Namespace: Namespace,
-		Pinned: n.pinned, Boots: n.boots, Collect: n.Collect,
+		Pinned: n.pinned, Boots: n.collected, Collect: n.Collect, Boot: n.boot(),
 	})
 	s.applier = apply.New(apply.Config{
 		State: n.applied, Images: n.store, Puller: s.puller, Remover: s.cri, Content: n.containerd.Content, Leases: n.containerd.Leases,
@@ -82,7 +84,7 @@ func (n *Node) Serve(upstream cri.Upstream) (*Service, error) {
 		Sync: func(ctx context.Context) error { return n.active.Load().syncer.all(ctx) },
 	})
 	s.control = control.New(control.Config{
-		Health: s.reconciler, Uninstall: s.uninstall, Status: s.status, Remover: remover{s.cri}, Locks: s.applier, Registry: registry{n}, Events: n.containerd.Events, Records: n.containerd.Records,
+		Health: s.reconciler, Unverified: s.reconciler.Unverified, Uninstall: s.uninstall, Status: s.status, LimitRate: n.bandwidth.limit, Remover: remover{s.cri, lease.NewResumes(n.containerd.Leases, n.containerd.Content), n.store.Collect}, Locks: s.applier, Registry: registry{n}, Events: n.containerd.Events, Records: n.containerd.Records,
 		Usage: usage.New(usage.Config{
 			Images: n.store, Records: n.containerd.Records, Content: n.containerd.Content, Leases: n.containerd.Leases, Snapshotter: n.containerd.Snapshots,
 		}),
@@ -98,10 +100,24 @@ func (n *Node) Serve(upstream cri.Upstream) (*Service, error) {
 }
 
 // remover is the removal of images for the control service.
-type remover struct{ *cri.Service }
+type remover struct {
+	*cri.Service
+	resumes *lease.Resumes
+	collect func(context.Context) error
+}
 
+// Prune also frees what failed pulls have fetched, of whatever age, unless only the images of a handler are to be removed.
 func (r remover) Prune(ctx context.Context, o control.PruneOptions) ([]imagepin.Entry, error) {
-	return r.Service.Prune(ctx, cri.PruneOptions(o))
+	removed, err := r.Service.Prune(ctx, cri.PruneOptions(o))
+	if err != nil || o.DryRun || o.Handler != "" {
+		return removed, err
+	}
+	ctx = inNamespace(ctx)
+	freed, err := r.resumes.Free(ctx)
+	if freed {
+		err = errors.Join(err, r.collect(ctx))
+	}
+	return removed, err
 }
 
 // Reload replaces the setup and lists the images again. Calls in progress continue with the setup that they have read.
@@ -114,6 +130,7 @@ func (s *Service) Reload(setup Setup) error {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.node.bandwidth.configure(next.Settings.MaxDownloadRate)
 	if last := s.node.active.Swap(next); last.cluster.client != nil && last.cluster.client != next.cluster.client {
 		last.cluster.client.Close()
 	}

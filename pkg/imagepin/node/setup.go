@@ -72,7 +72,7 @@ func (n *Node) activate(s Setup) (*active, error) {
 		return nil, err
 	}
 	a.resolver = resolve.New(resolve.Config{
-		Registry: s.CRI.Registry(), Timeout: s.Settings.ManifestPullTimeout, Prover: n.prover, Transport: n.transport, Observer: n.metrics,
+		Registry: s.CRI.Registry(), Timeout: s.Settings.ManifestPullTimeout, Prover: n.prover, Transport: n.transport, Observer: n.metrics, Limiter: &n.bandwidth.limiter,
 	})
 	var platforms []unpack.Platform
 	appliers := n.appliers(a)
@@ -80,7 +80,7 @@ func (n *Node) activate(s Setup) (*active, error) {
 		platforms = append(platforms, n.unpackPlatform(a, name, appliers[name]))
 	}
 	a.pull = &pull.Settings{
-		Verifiers: s.Verifiers, UnpackPlatforms: platforms, Decompresses: n.containerd.Walking != nil, DiscardLayers: s.CRI.Images.DiscardUnpackedLayers, ProgressTimeout: progress,
+		Verifiers: s.Verifiers, UnpackPlatforms: platforms, Decompresses: n.containerd.Walking != nil, DiscardLayers: s.CRI.Images.DiscardUnpackedLayers, ProgressTimeout: progress, Timeout: s.Settings.PullTimeout,
 		Transfer: pull.NewTransfer(n.containerd.Content, n.containerd.Leases, platforms, pull.Limits{
 			Downloads: s.CRI.MaxConcurrentDownloads(), Unpacks: s.CRI.MaxConcurrentUnpacks(s.Settings), LayerFetchBuffer: s.CRI.ConcurrentLayerFetchBuffer(),
 			ProgressTimeout: progress,

@@ -15,6 +15,7 @@ import (
 
 	api "github.com/imagepin/imagepin/api/imagepin/v1"
 	"github.com/imagepin/imagepin/pkg/imagepin/cluster"
+	"github.com/imagepin/imagepin/pkg/imagepin/pull"
 	"github.com/imagepin/imagepin/pkg/runtimeplatform"
 	"github.com/imagepin/imagepin/version"
 )
@@ -26,6 +27,8 @@ const (
 	probeName = "io.imagepin.status"
 	// nearCap is the share of a cap from which a status reports it, in percent.
 	nearCap = 90
+	// maxPulls is how many pulls a status has.
+	maxPulls = 100
 )
 
 // status returns the state of the node. It waits for nothing but the snapshotters, and for these not longer than
@@ -42,14 +45,16 @@ func (s *Service) status(ctx context.Context) *api.StatusResponse {
 	}
 	st.Index, st.Pins, st.RegistryFallbacks, st.Cluster = s.indexStatus(), n.pinStatus(now), n.metrics.Fallbacks(), now.cluster.client != nil
 	st.Lock = s.lockStatus()
-	for _, p := range s.puller.Running() {
-		st.Pulls = append(st.Pulls, &api.RunningPull{
-			Ref: p.Ref, Target: &api.Target{Platform: p.Target.Platform, Snapshotter: p.Target.Snapshotter},
-			Since: timestamppb.New(p.Since), Received: p.Received, Total: p.Total,
-		})
-	}
+	st.DownloadRate = n.bandwidth.status()
+	st.Pulls, st.MorePulls = runningPulls(s.puller.Running())
 	st.Targets, st.Images = n.targetStatus(inNamespace(ctx), now.runtimes)
 	st.Problems = append(problems(st), clusterProblem(ctx, now.cluster.client)...)
+	if n := s.unverified(); n > 0 {
+		st.Problems = append(st.Problems, &api.Problem{
+			Message: fmt.Sprintf("unverified keys: %d", n),
+			Hint:    "After the last boot, their files could not be compared with their layers. Pods can use them. To see the reasons, run: imagepin check --deep",
+		})
+	}
 	for namespace, used := range n.pins.Namespaces() {
 		if limit := now.Settings.MaxPinsPerNamespace; limit > 0 && used*100 >= limit*nearCap {
 			st.Problems = append(st.Problems, &api.Problem{
@@ -60,6 +65,31 @@ func (s *Service) status(ctx context.Context) *api.StatusResponse {
 	}
 	slices.SortStableFunc(st.Problems, func(a, b *api.Problem) int { return strings.Compare(a.Message, b.Message) })
 	return st
+}
+
+// unverified returns the number of keys whose files could not be compared after the boot.
+func (s *Service) unverified() (n int) {
+	for _, img := range s.node.store.Images() {
+		for _, e := range img.Entries {
+			if s.reconciler.Unverified(e) != "" {
+				n++
+			}
+		}
+	}
+	return n
+}
+
+// runningPulls returns the first maxPulls of all pulls, and the number of the rest.
+func runningPulls(all []pull.Running) (first []*api.RunningPull, more int64) {
+	shown := all[:min(len(all), maxPulls)]
+	for _, p := range shown {
+		first = append(first, &api.RunningPull{
+			Ref: p.Ref, Target: &api.Target{Platform: p.Target.Platform, Snapshotter: p.Target.Snapshotter},
+			Since: timestamppb.New(p.Since), Received: p.Received, Total: p.Total,
+			Rate: p.Rate, LeftSeconds: int64(p.Left / time.Second), WaitsFor: string(p.Waits),
+		})
+	}
+	return first, int64(len(all) - len(shown))
 }
 
 func (s *Service) indexStatus() *api.IndexStatus {

@@ -4,15 +4,21 @@ import (
 	"context"
 	"errors"
 	"maps"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"github.com/containerd/containerd/v2/core/snapshots"
 	"github.com/containerd/errdefs"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/timestamppb"
 
 	api "github.com/imagepin/imagepin/api/imagepin/v1"
+	"github.com/imagepin/imagepin/pkg/imagepin/bandwidth"
+	"github.com/imagepin/imagepin/pkg/imagepin/pull"
 	"github.com/imagepin/imagepin/pkg/runtimeplatform"
 )
 
@@ -54,6 +60,28 @@ func TestSilentSnapshotters(t *testing.T) {
 		}
 		close(release)
 	})
+}
+
+// A status has a limited number of pulls, and counts the others.
+func TestRunningPulls(t *testing.T) {
+	one := pull.Running{
+		Ref: "registry.example.com/app:v1", Target: runtimeplatform.Target{Platform: "linux/amd64", Snapshotter: "native"}, Since: time.Unix(7, 0),
+		Received: 10, Total: 30, Rate: 5, Left: 4 * time.Second, Waits: bandwidth.Registry,
+	}
+	for n, more := range map[int]int64{0: 0, 1: 0, maxPulls: 0, maxPulls + 1: 1, 10_000: 10_000 - maxPulls} {
+		got, rest := runningPulls(slices.Repeat([]pull.Running{one}, n))
+		if len(got) != min(n, maxPulls) || rest != more {
+			t.Errorf("%d pulls: got %d and %d more, want %d more", n, len(got), rest, more)
+		}
+	}
+	got, _ := runningPulls([]pull.Running{one})
+	want := &api.RunningPull{
+		Ref: one.Ref, Target: &api.Target{Platform: "linux/amd64", Snapshotter: "native"}, Since: timestamppb.New(one.Since),
+		Received: 10, Total: 30, Rate: 5, LeftSeconds: 4, WaitsFor: "registry",
+	}
+	if !proto.Equal(got[0], want) {
+		t.Errorf("got %v, want %v", got[0], want)
+	}
 }
 
 func TestProblems(t *testing.T) {

@@ -2,6 +2,7 @@ package node
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"slices"
@@ -17,6 +18,8 @@ import (
 
 	api "github.com/imagepin/imagepin/api/imagepin/v1"
 	"github.com/imagepin/imagepin/pkg/imagepin"
+	"github.com/imagepin/imagepin/pkg/imagepin/bandwidth"
+	"github.com/imagepin/imagepin/pkg/imagepin/health"
 	"github.com/imagepin/imagepin/pkg/imagepin/pin"
 )
 
@@ -31,7 +34,7 @@ func (n *Node) uninstall(ctx context.Context, dry bool, stopWriters func(context
 	}
 	resp := &api.UninstallResponse{}
 	// The lock first: if this is interrupted, the node must not have a lock without its images.
-	for _, step := range []func(context.Context, bool, *api.UninstallResponse) error{n.dropPins, n.dropLabels, n.dropLeases} {
+	for _, step := range []func(context.Context, bool, *api.UninstallResponse) error{n.dropPins, n.dropLabels, n.dropSnapshotLabels, n.dropLeases} {
 		if err := step(ctx, dry, resp); err != nil {
 			return nil, fmt.Errorf("uninstall (call it again to continue): %w", err)
 		}
@@ -42,8 +45,11 @@ func (n *Node) uninstall(ctx context.Context, dry bool, stopWriters func(context
 	if err := os.Remove(n.nodeKey); err != nil && !os.IsNotExist(err) {
 		return nil, fmt.Errorf("remove the node's key: %w", err)
 	}
-	if err := n.boots.Remove(); err != nil {
+	if err := errors.Join(n.collected.Remove(), n.compared.Remove()); err != nil {
 		return nil, err
+	}
+	if err := bandwidth.RemoveRate(n.bandwidth.path); err != nil {
+		return nil, fmt.Errorf("remove the download rate: %w", err)
 	}
 	log.G(ctx).WithField("labels", resp.Labels).WithField("leases", resp.Leases).WithField("pins", resp.Pins).Info("imagepin is uninstalled")
 	return resp, nil
@@ -84,6 +90,17 @@ func (n *Node) dropLabels(ctx context.Context, dry bool, resp *api.UninstallResp
 		}
 		if _, err := n.containerd.Records.Update(ctx, without, fields...); err != nil && !errdefs.IsNotFound(err) {
 			return fmt.Errorf("remove labels from image record %s: %w", img.Name, err)
+		}
+	}
+	return nil
+}
+
+// dropSnapshotLabels removes imagepin's labels from the snapshots of all runtime handlers.
+func (n *Node) dropSnapshotLabels(ctx context.Context, dry bool, resp *api.UninstallResponse) error {
+	for _, name := range n.runtimes().Snapshotters() {
+		labels, err := health.RemoveLabels(ctx, n.containerd.Snapshots(name), dry)
+		if resp.Labels += int64(labels); err != nil {
+			return fmt.Errorf("snapshotter %s: %w", name, err)
 		}
 	}
 	return nil

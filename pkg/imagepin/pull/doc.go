@@ -14,7 +14,8 @@
 // removed or the reference is pinned during a pull, the Maker tries again.
 //
 // A lease of the pull holds everything from the first blob to the record. A pull that fails, is canceled or is killed
-// leaves nothing behind.
+// leaves no record, no snapshot and no pin. What it has fetched is held for a day by another lease, and the next pull fetches
+// the rest (resume.go, ingests.go), unless the error is about the content.
 //
 // Two checks apply to content that is on the node already:
 //

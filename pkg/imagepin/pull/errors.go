@@ -26,7 +26,7 @@ func complete(err error, reason imagepin.Reason, ref string, t runtimeplatform.T
 		return &imagepin.Error{
 			Reason: imagepin.PullStalled, Ref: ref, Target: t.String(), Class: context.DeadlineExceeded,
 			Message: "the registry sent no data for image_pull_progress_timeout",
-			Hint:    "Check the network to the registry and its mirrors. The fetched content is not kept.",
+			Hint:    "Check the network to the registry and its mirrors. What has arrived is kept for a day, and the next pull fetches the rest.",
 		}
 	}
 	var known *imagepin.Error

@@ -50,11 +50,14 @@ func (f *fetcher) sourceOf(ctx context.Context, j Job, end context.CancelCauseFu
 		trusted: f.vouching.trusts(j), meter: j.meter,
 	}
 	s.served = func(d digest.Digest) { f.vouching.served.note(j.Ref, d) }
-	s.session = sync.OnceValues(func() (*resolve.Session, error) {
-		session := j.Session
-		if session == nil {
-			session = f.sessions.Session(j.Ref, j.Credential)
+	s.known = sync.OnceValue(func() *resolve.Session {
+		if j.Session != nil {
+			return j.Session
 		}
+		return f.sessions.Session(j.Ref, j.Credential)
+	})
+	s.session = sync.OnceValues(func() (*resolve.Session, error) {
+		session := s.known()
 		s.opened.Store(true)
 		f.endStalled(ctx, session, end)
 		return session, nil
@@ -102,7 +105,7 @@ func (f *fetcher) fetchMissing(ctx context.Context, src *source, from transfer.F
 		return err
 	}
 	defer unlock()
-	fetch := func() error { return remotes.Fetch(ctx, ingests{f.content, src.repository}, from, desc) }
+	fetch := func() error { return remotes.Fetch(ctx, src.ingests(f.content), from, desc) }
 	err = fetch()
 	for err != nil && wrongBlob(err) == desc.Digest && src.otherwise(ctx, desc.Digest) {
 		err = fetch()

@@ -6,6 +6,7 @@ import (
 
 	"github.com/opencontainers/go-digest"
 
+	"github.com/imagepin/imagepin/pkg/imagepin/bandwidth"
 	"github.com/imagepin/imagepin/pkg/imagepin/internal/keyed"
 )
 
@@ -49,7 +50,7 @@ type registryLocks struct {
 
 // Lock implements unpack.KeyedLocker. The lock of a blob is free only when no pull replaces the blob.
 func (l registryLocks) Lock(ctx context.Context, key string) error {
-	if err := l.locks.writes.Lock(ctx, l.key(key)); err != nil {
+	if err := bandwidth.Of(ctx).WaitForPull(func() error { return l.locks.writes.Lock(ctx, l.key(key)) }); err != nil {
 		return err
 	}
 	d, ok := strings.CutPrefix(key, blobPrefix)

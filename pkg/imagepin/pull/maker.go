@@ -17,14 +17,16 @@ import (
 
 	"github.com/imagepin/imagepin/internal/failpoint"
 	"github.com/imagepin/imagepin/pkg/imagepin"
+	"github.com/imagepin/imagepin/pkg/imagepin/bandwidth"
 	"github.com/imagepin/imagepin/pkg/imagepin/decide"
+	"github.com/imagepin/imagepin/pkg/imagepin/internal/errno"
 	"github.com/imagepin/imagepin/pkg/imagepin/internal/lease"
 	"github.com/imagepin/imagepin/pkg/imagepin/resolve"
 	"github.com/imagepin/imagepin/pkg/imagepin/store"
 	"github.com/imagepin/imagepin/pkg/runtimeplatform"
 )
 
-// Config has the dependencies of a [Maker]. All fields except Clean are required.
+// Config has the dependencies of a [Maker]. All fields are required, except Snapshots, WaitCompared, Bandwidth and Clean.
 type Config struct {
 	Content  content.Store
 	Leases   leases.Manager
@@ -36,6 +38,13 @@ type Config struct {
 	Upstream Upstream
 	Garbage  Garbage
 	Locks    *Locks
+	// Snapshots may be nil.
+	Snapshots Snapshots
+	// WaitCompared waits until the images of a repository that the node may have lost files of are compared with their layers. It may
+	// be nil.
+	WaitCompared func(ctx context.Context, ref string) error
+	// Bandwidth limits what all pulls receive. nil means no limit.
+	Bandwidth *bandwidth.Limiter
 	// Settings returns the current settings. It is called for each pull.
 	Settings func() *Settings
 	// Runtimes returns the runtime handlers of the node.
@@ -50,6 +59,12 @@ type Images interface {
 	Records
 	// BeginReplace records that a blob is about to be deleted and written again. Call done when it is written.
 	BeginReplace(d digest.Digest) (done func(context.Context) error)
+}
+
+// Snapshots knows which snapshots are damaged. [health.Checker] implements it.
+type Snapshots interface {
+	// SnapshotDamage describes the damage of the files of an entry's snapshots. It returns "" if none is known.
+	SnapshotDamage(ctx context.Context, e imagepin.Entry) (why string, _ error)
 }
 
 // Index finds the images that are ready.
@@ -124,6 +139,7 @@ type Garbage interface {
 type Maker struct {
 	config   Config
 	unpacker *unpacker
+	resumes  *resumes
 }
 
 // New returns a Maker.
@@ -131,7 +147,7 @@ func New(c Config) *Maker {
 	if c.Clean == nil {
 		c.Clean = func(context.Context) error { return nil }
 	}
-	return &Maker{config: c, unpacker: newUnpacker(c)}
+	return &Maker{config: c, unpacker: newUnpacker(c), resumes: newResumes(c)}
 }
 
 // Job is an image to make ready.
@@ -189,6 +205,11 @@ func (m *Maker) Make(ctx context.Context, j Job) (entry imagepin.Entry, outcome 
 
 // tryMake makes the image of a job ready. It starts again if the node changed meanwhile.
 func (m *Maker) tryMake(ctx context.Context, j Job) (entry imagepin.Entry, outcome Outcome, err error) {
+	if m.config.WaitCompared != nil && j.Lost == nil {
+		if err := m.config.WaitCompared(ctx, j.Ref.String()); err != nil {
+			return entry, "", err
+		}
+	}
 	for range maxTries {
 		entry, outcome, err = m.makeOnce(ctx, j)
 		var moved *decide.MovedError
@@ -197,6 +218,9 @@ func (m *Maker) tryMake(ctx context.Context, j Job) (entry imagepin.Entry, outco
 			j.Verdict, j.verified = moved.Verdict, false
 		case errors.Is(err, errRemoved):
 			j.retry = true // not Force: it trusts the content on the node
+		case errno.NoSpace(err) && ctx.Err() == nil && m.resumes.free(ctx):
+			m.collect(ctx)
+			j.retry = true
 		default:
 			return entry, outcome, err
 		}
@@ -264,9 +288,9 @@ func (m *Maker) makeAndRecord(ctx context.Context, j Job, use *use) (entry image
 	known, ok := m.ready(j.Ref, j.Root.Digest, j.Runtime.Target)
 	if !ok || j.Force || j.retry {
 		use.end()
-		err = lease.With(ctx, m.config.Leases, lease.Pull, func(ctx context.Context) (err error) {
+		err = m.resumes.with(ctx, func(ctx context.Context) (manifest digest.Digest, err error) {
 			entry, wrote, outcome, err = m.fetchAndRecord(ctx, j, use)
-			return err
+			return entry.Manifest, err
 		})
 		return entry, wrote, outcome, err
 	}
@@ -350,6 +374,9 @@ func (m *Maker) fetchAndRecord(ctx context.Context, j Job, use *use) (entry imag
 		return entry, false, "", err
 	}
 	failpoint.Reach("pull.made")
+	if err := m.checkSnapshot(ctx, made); err != nil {
+		return entry, false, "", err
+	}
 	entry, wrote, err = m.record(ctx, j, made)
 	if outcome = Unpacked; img.source.opened.Load() {
 		outcome = Fetched

@@ -97,7 +97,7 @@ func TestWrongContentOfAMirror(t *testing.T) {
 			runs++
 			from, err := src.Fetcher(ctx, src.name)
 			noError(t, err)
-			return remotes.Fetch(ctx, ingests{d.Content, src.repository}, from, other.Layer)
+			return remotes.Fetch(ctx, src.ingests(d.Content), from, other.Layer)
 		}
 		noError(t, u.runOtherwise(ctx, src, run(), run))
 		noError(t, blobs.Verify(ctx, d.Content, other.Layer.Digest, other.Layer.Size, nil))

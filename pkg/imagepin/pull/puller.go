@@ -73,10 +73,10 @@ type Pulled struct {
 }
 
 // Pull pulls and unpacks the image that a reference resolves to, and returns once containerd's CRI service has the
-// image. It stops and leaves nothing behind when all its callers have gone.
+// image. It stops when all its callers have gone, and leaves only what a next pull continues with, for a day.
 //
-// Errors are [imagepin.Error]: InvalidReference (ErrInvalidArgument), NotInLock (ErrPermissionDenied), and the errors of [decide.Decider.Decide] and
-// [Maker.Make].
+// Errors are [imagepin.Error]: InvalidReference (ErrInvalidArgument), NotInLock (ErrPermissionDenied), PullTimedOut
+// (context.DeadlineExceeded) after [Settings.Timeout], and the errors of [decide.Decider.Decide] and [Maker.Make].
 func (p *Puller) Pull(ctx context.Context, r Request) (Pulled, error) {
 	q, err := p.decideRequest(ctx, r)
 	if err != nil {
@@ -131,7 +131,9 @@ func (p *Puller) key(q decide.Request, r Request) string {
 // pull runs a pull and reports its outcome to the observer.
 func (p *Puller) pull(ctx context.Context, q decide.Request, r Request) (pulled Pulled, err error) {
 	err = traced(ctx, "pull", func(ctx context.Context) error {
-		pulled, err = p.decideAndMake(ctx, q, r)
+		pulled, err = p.within(ctx, q.Ref.String(), q.Target, func(ctx context.Context, m *meter) (Pulled, error) {
+			return p.decideAndMake(ctx, q, r, m)
+		})
 		if err != nil {
 			pulled.Outcome = failure(ctx)
 		}
@@ -143,9 +145,7 @@ func (p *Puller) pull(ctx context.Context, q decide.Request, r Request) (pulled 
 
 // decideAndMake resolves a reference and makes the result ready. What the reference resolved to before can be removed
 // meanwhile.
-func (p *Puller) decideAndMake(ctx context.Context, q decide.Request, r Request) (Pulled, error) {
-	m, end := p.meters.start(q.Ref.String(), q.Target)
-	defer end()
+func (p *Puller) decideAndMake(ctx context.Context, q decide.Request, r Request, m *meter) (Pulled, error) {
 	v, err := p.decider.Decide(ctx, q)
 	if err != nil {
 		return Pulled{}, complete(err, imagepin.CannotPullImageManifest, q.Ref.String(), q.Target)
@@ -196,22 +196,25 @@ func (p *Puller) MakeReady(ctx context.Context, n Need) (imagepin.Entry, error) 
 
 // make runs a job and reports its outcome to the observer.
 func (p *Puller) make(ctx context.Context, j Job) (Pulled, error) {
-	m, end := p.meters.start(j.Ref.String(), j.Runtime.Target)
-	defer end()
-	j.meter = m
-	made, err := pulledOf(p.maker.Make(ctx, j))
+	made, err := p.within(ctx, j.Ref.String(), j.Runtime.Target, func(ctx context.Context, m *meter) (Pulled, error) {
+		j.meter = m
+		return pulledOf(p.maker.Make(ctx, j))
+	})
 	p.observer.Pulled(made.Outcome)
 	return made, err
 }
 
 // Repair is [Maker.Repair]. It reports the outcome to the observer.
 func (p *Puller) Repair(ctx context.Context, e imagepin.Entry) (Outcome, error) {
-	outcome, err := p.maker.Repair(ctx, e)
-	p.observer.Pulled(outcome)
-	if outcome == Failed {
+	repaired, err := p.within(ctx, e.Ref, e.Target, func(ctx context.Context, m *meter) (repaired Pulled, err error) {
+		repaired.Outcome, err = p.maker.repair(ctx, e, m)
+		return repaired, err
+	})
+	p.observer.Pulled(repaired.Outcome)
+	if repaired.Outcome == Failed {
 		p.observer.RepairFailed()
 	}
-	return outcome, err
+	return repaired.Outcome, err
 }
 
 // RepairBlob is [Maker.RepairBlob]. It reports a failure to the observer, unless the context is canceled.

@@ -62,6 +62,22 @@ func (m *Maker) record(ctx context.Context, j Job, e imagepin.Entry) (recorded i
 	return e, wrote, err
 }
 
+// checkSnapshot returns ContentDamaged (ErrDataLoss) if the files of an image's snapshots are known to be damaged. An unpack uses the
+// snapshots that are on the node.
+func (m *Maker) checkSnapshot(ctx context.Context, e imagepin.Entry) error {
+	if m.config.Snapshots == nil {
+		return nil
+	}
+	why, err := m.config.Snapshots.SnapshotDamage(ctx, e)
+	if err != nil || why == "" {
+		return err
+	}
+	return &imagepin.Error{
+		Reason: imagepin.ContentDamaged, Ref: e.Ref, Target: e.Target.String(), Message: why, Class: errdefs.ErrDataLoss,
+		Hint: "The node's disk lost or changed files of the image. Run imagepin check --deep --repair; it names the containers to remove before.",
+	}
+}
+
 // put records the keys of a job's image. It returns the entry of the job's reference, or of the digest if the reference
 // has another digest now.
 func (m *Maker) put(ctx context.Context, j Job, entries []imagepin.Entry) (recorded imagepin.Entry, wrote bool, _ error) {

@@ -22,6 +22,11 @@ import (
 // registry with the node's own credentials. It does nothing for a key that is not recorded any more, or whose tag has
 // another digest now. It fails as [Maker.Make] does, and with ErrNotFound if no runtime handler has the target.
 func (m *Maker) Repair(ctx context.Context, e imagepin.Entry) (Outcome, error) {
+	return m.repair(ctx, e, nil)
+}
+
+// repair is Repair with the meter of a pull; it may be nil.
+func (m *Maker) repair(ctx context.Context, e imagepin.Entry, meter *meter) (Outcome, error) {
 	ref, err := reference.ParseNamed(e.Ref)
 	if err != nil {
 		return Failed, err
@@ -30,7 +35,7 @@ func (m *Maker) Repair(ctx context.Context, e imagepin.Entry) (Outcome, error) {
 	if err != nil {
 		return Failed, err
 	}
-	_, outcome, err := m.Make(ctx, Job{Verdict: decide.Verdict{Ref: ref, Root: e.Root}, Runtime: rt, Force: true, Lost: &e})
+	_, outcome, err := m.Make(ctx, Job{Verdict: decide.Verdict{Ref: ref, Root: e.Root}, Runtime: rt, Force: true, Lost: &e, meter: meter})
 	if errors.Is(err, errUnneeded) {
 		return Unneeded, nil
 	}

@@ -33,6 +33,8 @@ type Settings struct {
 	DiscardLayers bool
 	// ProgressTimeout cancels a pull that makes no progress for this duration. Zero means no timeout.
 	ProgressTimeout time.Duration
+	// Timeout is how long a pull may take in total. Zero means no limit.
+	Timeout time.Duration
 }
 
 // Limits bounds what one image fetches and unpacks at once. Images do not share the limits: a registry that sends slowly
@@ -79,7 +81,7 @@ func (t *transfers) Transfer(ctx context.Context, src, dst any, opts ...transfer
 	}
 	locks, config := t.locks.of(from.registry), t.config
 	config.DuplicationSuppressor = locks
-	cs := download.NewStore(ingests{t.content, from.repository}, locks, t.windows)
+	cs := download.NewStore(from.ingests(t.content), locks, t.windows)
 	return local.NewTransferService(cs, nil, config).Transfer(ctx, src, dst, opts...)
 }
 

@@ -41,6 +41,7 @@ type pullingNode struct {
 	ctx      context.Context
 	runtimes *runtimeplatform.Set
 	locks    *Locks
+	unpack   func() error // before each layer is unpacked; may be nil
 }
 
 func newPullingNode(t *testing.T, limits Limits) *pullingNode {
@@ -54,7 +55,7 @@ func newPullingNode(t *testing.T, limits Limits) *pullingNode {
 		handlers = append(handlers, runtimeplatform.Handler{Name: name, Snapshotter: name})
 		unpackers = append(unpackers, unpack.Platform{
 			Platform: platforms.All, SnapshotterKey: name, Snapshotter: n.Snapshotter(name), SnapshotterCapabilities: []string{snapshots.RebaseCap},
-			Applier: download.NewApplier(n.Content, func(cs content.Provider) diff.Applier { return readingApplier{cs} }),
+			Applier: download.NewApplier(n.Content, func(cs content.Provider) diff.Applier { return readingApplier{cs, n} }),
 		})
 	}
 	var err error
@@ -87,9 +88,17 @@ func newPullingNode(t *testing.T, limits Limits) *pullingNode {
 }
 
 // readingApplier reads layers and writes nothing.
-type readingApplier struct{ content.Provider }
+type readingApplier struct {
+	content.Provider
+	node *pullingNode
+}
 
 func (a readingApplier) Apply(ctx context.Context, desc ocispec.Descriptor, _ []mount.Mount, _ ...diff.ApplyOpt) (ocispec.Descriptor, error) {
+	if unpack := a.node.unpack; unpack != nil {
+		if err := unpack(); err != nil {
+			return ocispec.Descriptor{}, err
+		}
+	}
 	ra, err := a.ReaderAt(ctx, desc)
 	if err != nil {
 		return ocispec.Descriptor{}, err
@@ -316,10 +325,10 @@ func TestRepositoryIsRepaired(t *testing.T) {
 			r, blobs := newDrippingRegistry(t), ctdtest.Blobs{}
 			app, layers := imageOf(blobs, "app")
 			ref := r.serve("team/app", blobs, app)
-			cs := ingests{n.Content, r.host + "/team/app"}
+			cs := ingests{Store: n.Content, repository: r.host + "/team/app", origin: onlyHost(r.host + "/v2")}
 			ctx, done := n.Lease(t)
 			defer done()
-			w, err := cs.Store.Writer(ctx, content.WithRef(cs.ref("layer-"+layers[0].Digest.String())), content.WithDescriptor(layers[0]))
+			w, err := cs.Store.Writer(ctx, content.WithRef(cs.ref(r.host+"/v2", "layer-"+layers[0].Digest.String())), content.WithDescriptor(layers[0]))
 			noError(t, err)
 			_, err = w.Write(make([]byte, wrong(int(layers[0].Size))))
 			noError(t, err)
@@ -341,7 +350,7 @@ func TestIngestsOfARepository(t *testing.T) {
 	defer done()
 	desc := ocispec.Descriptor{Digest: digest.FromString("abc"), Size: 3}
 	for i, repository := range []string{"a.example/app", "b.example/app"} {
-		w, err := (ingests{n.Content, repository}).Writer(ctx, content.WithRef("layer"), content.WithDescriptor(desc))
+		w, err := (ingests{Store: n.Content, repository: repository}).Writer(ctx, content.WithRef("layer"), content.WithDescriptor(desc))
 		noError(t, err)
 		if status, err := w.Status(); err != nil || status.Offset != 0 || status.Ref != "layer" {
 			t.Errorf("%s begins with %+v, %v", repository, status, err)
@@ -350,7 +359,7 @@ func TestIngestsOfARepository(t *testing.T) {
 		noError(t, err)
 		noError(t, w.Close())
 	}
-	cs := ingests{n.Content, "b.example/app"}
+	cs := ingests{Store: n.Content, repository: "b.example/app"}
 	all, err := cs.ListStatuses(ctx)
 	noError(t, err)
 	if len(all) != 1 || all[0].Ref != "layer" || all[0].Offset != 2 {
@@ -375,7 +384,7 @@ func TestWriteWithoutByte(t *testing.T) {
 	ctx, done := n.Lease(t)
 	defer done()
 	_, layers := imageOf(ctdtest.Blobs{}, "app")
-	w, err := ingests{n.Content, "registry.example/app"}.Writer(ctx, content.WithRef("layer"), content.WithDescriptor(layers[0]))
+	w, err := ingests{Store: n.Content, repository: "registry.example/app"}.Writer(ctx, content.WithRef("layer"), content.WithDescriptor(layers[0]))
 	noError(t, err)
 	noError(t, w.Close())
 	if writes, err := n.Content.ListStatuses(ctx); err != nil || len(writes) > 0 {

@@ -32,7 +32,8 @@ type source struct {
 
 	root    ocispec.Descriptor
 	session func() (*resolve.Session, error)
-	opened  atomic.Bool // the session is open
+	known   func() *resolve.Session // the session, also if it is not open; nil without a registry
+	opened  atomic.Bool             // the session is open
 	// trusted is true if content on the node may be used without the registry, see [vouching.trusts].
 	trusted bool
 	// served is called with each blob that the registry has served, except layers.

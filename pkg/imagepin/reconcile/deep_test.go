@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/containerd/containerd/v2/core/images"
@@ -74,14 +75,16 @@ func noError(t *testing.T, err error) {
 	}
 }
 
-// check runs a deep check without a rate limit and returns the problems.
+// check runs a deep check without a rate limit and returns the problems, without keys that are unverified.
 func (d *deepNode) check(t *testing.T) []string {
 	t.Helper()
 	report, err := d.DeepCheck(d.ctx, health.DeepOptions{})
 	noError(t, err)
 	var problems []string
 	for _, f := range report.Findings {
-		problems = append(problems, f.Subject+": "+f.Problem)
+		if f.Kind != health.Unverified {
+			problems = append(problems, f.Subject+": "+f.Problem)
+		}
 	}
 	return problems
 }
@@ -154,13 +157,14 @@ func TestDeepCheckVerifiesDamageAgain(t *testing.T) {
 	d := newDeepNode(t)
 	layer := d.images[0].Layer.Digest
 	d.flip(t, layer)
+	repair := sync.OnceFunc(func() { d.flip(t, layer) })
 	report, err := d.DeepCheck(d.ctx, health.DeepOptions{Progress: func(p health.DeepProgress) {
 		if p.Blobs == p.BlobsTotal && p.Snapshots == 1 {
-			d.flip(t, layer)
+			repair()
 		}
 	}})
-	if err != nil || len(report.Findings) > 0 {
-		t.Errorf("got findings %+v, %v, want none", report.Findings, err)
+	if err != nil || report.Differences() > 0 {
+		t.Errorf("got findings %+v, %v, want no difference", report.Findings, err)
 	}
 }
 
@@ -216,6 +220,8 @@ func TestUnreadableContent(t *testing.T) {
 				for name, check := range d.checks() {
 					report, err := check()
 					noError(t, err)
+					// The files of the image cannot be compared with a layer that cannot be read.
+					report.Findings = slices.DeleteFunc(report.Findings, func(f health.Finding) bool { return f.Kind == health.Unverified })
 					if len(report.Findings) != n {
 						t.Errorf("%s: got findings %+v, want %d", name, report.Findings, n)
 					}
@@ -260,7 +266,7 @@ func TestCheckOfRetained(t *testing.T) {
 }
 
 // TestDeepCheckOfSnapshots checks that a deep check finds a snapshot without its directory, and that
-// RemoveWithoutDirectory removes the snapshot unless a container uses it.
+// RemoveUnusable removes the snapshot unless a container uses it.
 func TestDeepCheckOfSnapshots(t *testing.T) {
 	d := newDeepNode(t)
 	img := d.images[0]
@@ -281,11 +287,11 @@ func TestDeepCheckOfSnapshots(t *testing.T) {
 		t.Fatalf("got findings %+v, %v, want only %s", report.Findings, err, view[0].Source)
 	}
 	e := d.store.ByID(img.Config.Digest)[0]
-	if err := d.config.Checker.RemoveWithoutDirectory(ctx, e); !errdefs.IsFailedPrecondition(err) || !d.HasSnapshot(t, "first", img.ChainID) {
+	if err := d.config.Checker.RemoveUnusable(ctx, e); !errdefs.IsFailedPrecondition(err) || !d.HasSnapshot(t, "first", img.ChainID) {
 		t.Errorf("with a container: got %v, want a FailedPrecondition error and the snapshot", err)
 	}
 	noError(t, sn.Remove(ctx, "container"))
-	noError(t, d.config.Checker.RemoveWithoutDirectory(ctx, e))
+	noError(t, d.config.Checker.RemoveUnusable(ctx, e))
 	if d.HasSnapshot(t, "first", img.ChainID) || !d.HasSnapshot(t, "first", d.images[1].ChainID) {
 		t.Error("the snapshot was not removed, or another snapshot was")
 	}

@@ -33,11 +33,15 @@ func newLeftovers(c *Config) *leftovers {
 	return &leftovers{config: c, gone: make(chan struct{}), retry: time.Second}
 }
 
-// remove deletes the leases of the calls that were running when the process ended, once. first reports whether this was the call
-// that did so. If this is not the first start of a boot, nothing else is left.
+// remove deletes the leases of the calls that were running when the process ended, once. Blobs that pulls have fetched stay under
+// leases that expire. first reports whether this was the call that did so. If this is not the first start of a boot, nothing else is
+// left.
 func (l *leftovers) remove(ctx context.Context) (first bool, _ error) {
 	if l.begun { // later there are leases of calls that are still running
 		return false, nil
+	}
+	if err := lease.NewResumes(l.config.Leases, l.config.Content).KeepLeftovers(ctx, l.config.Records); err != nil {
+		return false, err
 	}
 	late, err := lease.DeleteLeftovers(ctx, l.config.Leases)
 	if err != nil {
@@ -64,6 +68,13 @@ func (l *leftovers) collect(ctx context.Context, release func(context.Context) e
 			return
 		case <-time.After(l.retry):
 		}
+	}
+}
+
+// expire deletes the leases of blobs that failed pulls have fetched when they expire, until ctx ends.
+func (l *leftovers) expire(ctx context.Context) {
+	if err := lease.NewResumes(l.config.Leases, l.config.Content).Expire(ctx); err != nil && ctx.Err() == nil {
+		log.G(ctx).WithError(err).Warn("cannot delete the leases of failed pulls, containerd collects what they hold when they expire")
 	}
 }
 

@@ -62,7 +62,7 @@ func TestFirstStartOfABoot(t *testing.T) {
 				noError(t, n.Leases.Delete(ctx, l)) // a kill before the collection
 			}
 			collects, failure := 0, errors.New("a snapshotter hangs")
-			removed := newLeftovers(&Config{Leases: n.Leases, Boots: c.boots, Collect: func(context.Context) error {
+			removed := newLeftovers(&Config{Leases: n.Leases, Content: n.Content, Records: n.Images, Boots: c.boots, Collect: func(context.Context) error {
 				if collects++; collects <= c.failures {
 					return failure
 				}
@@ -102,7 +102,7 @@ func TestFirstStartOfABoot(t *testing.T) {
 func TestStoppedCollection(t *testing.T) {
 	n, b := ctdtest.New(t), &boots{}
 	ctx, stop := context.WithCancel(n.Context(t))
-	removed := newLeftovers(&Config{Leases: n.Leases, Boots: b, Collect: func(ctx context.Context) error {
+	removed := newLeftovers(&Config{Leases: n.Leases, Content: n.Content, Records: n.Images, Boots: b, Collect: func(ctx context.Context) error {
 		stop()
 		return ctx.Err()
 	}})

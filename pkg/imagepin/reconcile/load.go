@@ -19,6 +19,8 @@ type found struct {
 	have   *health.Inventory
 	lost   []imagepin.Entry
 	losses []health.Loss // of lost
+	// unmarked are those of lost that are compared before they are ready.
+	unmarked []imagepin.Entry
 	// unaccounted are the records without a key, which another tool put on the node. They include records of adopted
 	// images if any image is unpacked in a snapshotter for which no key needs it. That may be an adopted image that is
 	// now unpacked for one more target.
@@ -28,13 +30,17 @@ type found struct {
 // load builds the index.
 func (r *Reconciler) load(ctx context.Context) (*found, error) {
 	f := &found{}
+	unmarked, err := r.unmarked.wanted()
+	if err != nil {
+		return nil, err
+	}
 	loaded, err := r.config.Store.Load(ctx, func(ctx context.Context) (_ func(imagepin.Entry) bool, err error) {
 		if f.have, err = r.config.Checker.Inventory(ctx); err != nil {
 			return nil, err
 		}
 		return func(e imagepin.Entry) bool {
 			_, lost := r.config.Checker.Lost(e, f.have)
-			return !lost
+			return !lost && !unmarked(e)
 		}, nil
 	})
 	if err != nil {
@@ -44,6 +50,11 @@ func (r *Reconciler) load(ctx context.Context) (*found, error) {
 	f.lost = loaded.Lost
 	for _, e := range f.lost {
 		loss, lost := r.config.Checker.Lost(e, f.have)
+		if !lost && unmarked(e) {
+			r.config.Store.NoteDamaged(e, unmarkedReason)
+			f.unmarked = append(f.unmarked, e)
+			continue
+		}
 		if !lost { // a part of it has come back since it was looked at
 			loss = health.Loss{Entry: e, Reason: "it was not ready before", Unverified: true}
 		}

@@ -362,10 +362,16 @@ func (p *repairs) repairOne(ctx context.Context, loss queued) (retry time.Durati
 		entry.Infof("key is ready again: %s", loss.Reason)
 		return 0
 	}
-	if loss.Loss = verified; err == nil && loss.MissingDirectory {
-		if err = p.removeWithoutDirectory(ctx, e); err == nil {
-			loss.Unpackable = true
+	if loss.Loss = verified; err == nil && (loss.MissingDirectory || loss.DamagedFiles) {
+		var replaced bool
+		if replaced, err = p.removeUnusable(ctx, loss.Loss); err == nil && replaced {
+			_, err = p.recordReplaced(ctx, loss.Loss)
+			if err == nil {
+				entry.Infof("replaced the snapshots of key: %s", loss.Reason)
+				return 0
+			}
 		}
+		loss.Unpackable = err == nil
 	}
 	if err != nil {
 		return p.keepDamaged(ctx, loss.Loss, err, retryAfter(err))

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime/debug"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -51,6 +52,10 @@ type Config struct {
 	Collect func(context.Context) error
 	Events  Subscriber
 	Locks   Locks
+	// Replacer is for damaged snapshots that containers use. It may be nil: the key then stays damaged until they are removed.
+	Replacer Replacer
+	// Boot may be nil: no image is then compared at the start.
+	Boot Boot
 	// Runtimes returns the runtime handlers that are currently configured.
 	Runtimes func() *runtimeplatform.Set
 	// Pinned reports whether a pin means or retains a digest. It may be nil: no pin does.
@@ -84,6 +89,7 @@ type Store interface {
 // Index reads the recorded and the actual state.
 type Index interface {
 	Get(k imagepin.Key) (imagepin.Entry, bool)
+	Images() []store.Image
 	// See returns the entry of a key for RemoveSeen.
 	See(k imagepin.Key) (e imagepin.Entry, seen store.Seen, ok bool)
 	// Accounted reports whether a record belongs to keys in the index.
@@ -111,6 +117,8 @@ type Repairs interface {
 	GetDamaged(k imagepin.Key) (store.Damaged, bool)
 	NoteDamaged(e imagepin.Entry, reason string)
 	MarkDamaged(ctx context.Context, e imagepin.Entry, reason string) (kept bool, _ error)
+	// MarkDurable records that images are durable.
+	MarkDurable(ctx context.Context, entries ...imagepin.Entry) error
 	// PutIf records a key that was made ready again, if the record called witness still targets its image.
 	PutIf(ctx context.Context, e imagepin.Entry, witness string) (restored bool, _ error)
 	// RepairRecords writes the records of an entry again.
@@ -122,6 +130,12 @@ type Repairs interface {
 	Lost(ctx context.Context) ([]imagepin.Entry, error)
 	// ReleaseOrphans releases the snapshots of images in snapshotters for which no key needs them.
 	ReleaseOrphans(ctx context.Context, all []store.Unpacked, lost ...imagepin.Entry) error
+}
+
+// Replacer replaces the snapshots of an image that containers use, by ones that are unpacked again, under the same names.
+type Replacer interface {
+	// Replace fails with ErrFailedPrecondition if a running container uses one of them.
+	Replace(ctx context.Context, e imagepin.Entry) error
 }
 
 // Maker makes images ready from local content. [pull.Maker] implements it.
@@ -162,6 +176,9 @@ type Reconciler struct {
 	repairs   *repairs
 	orphans   *orphans
 	leftovers *leftovers
+	// unmarked are compared with their layers before they are ready. fresh are made durable.
+	unmarked *unmarked
+	fresh    *fresh
 	// unanswered are the snapshots about which their snapshotters have to be asked again.
 	unanswered *unanswered
 	// last is the result of the last list of images; nil before.
@@ -187,8 +204,10 @@ func New(c Config) *Reconciler {
 		unkeyed: &unkeyed{config: &c, ids: make(map[string]digest.Digest)},
 		orphans: &orphans{config: &c}, leftovers: newLeftovers(&c),
 	}
+	r.unmarked = &unmarked{config: &c, damaged: func(ctx context.Context, losses ...health.Loss) { r.repairs.add(ctx, losses...) }, compared: make(map[store.Snapshot]bool), unverified: make(map[imagepin.Key]string)}
 	r.unanswered = newUnanswered(c.Store.HasSnapshot, r.passAnswered)
-	r.adopter = &adopter{config: &c, repairs: r.repairs, unanswered: r.unanswered, awaitingUnpack: make(map[string][]snapshot)}
+	r.fresh = newFresh(&c, r.unmarked.damaged)
+	r.adopter = &adopter{config: &c, repairs: r.repairs, unanswered: r.unanswered, fresh: r.fresh, awaitingUnpack: make(map[string][]snapshot)}
 	return r
 }
 
@@ -215,6 +234,7 @@ func (r *Reconciler) Run(ctx context.Context, ready func()) (err error) {
 	if err != nil {
 		return err
 	}
+	r.repairs.owned.Go(func() { r.leftovers.expire(ctx) })
 	found, err := r.load(ctx)
 	if err != nil {
 		return err
@@ -234,7 +254,14 @@ func (r *Reconciler) Run(ctx context.Context, ready func()) (err error) {
 		return err
 	}
 	r.last.Store(&Listed{At: time.Now(), Took: time.Since(began), Lost: len(found.losses)})
+	hidden, err := r.unmarked.hide(ctx)
+	if err != nil {
+		return err
+	}
+	r.unmarked.add(slices.Concat(found.unmarked, hidden)...)
 	ready()
+	r.repairs.owned.Go(func() { r.unmarked.run(ctx) })
+	r.repairs.owned.Go(func() { r.fresh.run(ctx) })
 	r.repairs.owned.Go(func() {
 		release := func(ctx context.Context) error {
 			return r.config.Store.ReleaseOrphans(ctx, found.have.Unpacked(), found.lost...)

@@ -25,6 +25,7 @@ type Repaired string
 const (
 	Unpacked       Repaired = "unpacked again from local content"
 	Fetched        Repaired = "fetched again by digest"
+	Replaced       Repaired = "its snapshots were replaced by ones that were unpacked again"
 	Recorded       Repaired = "recorded again: its content and snapshot are on the node"
 	RecordRepaired Repaired = "records and labels repaired"
 	Dropped        Repaired = "key dropped: the registry no longer has the image"
@@ -195,9 +196,13 @@ func (r repairer) repairLost(ctx context.Context, loss health.Loss) (Repaired, e
 	if recorded {
 		return Recorded, nil
 	}
-	if loss.MissingDirectory {
-		if err := r.removeWithoutDirectory(ctx, loss.Entry); err != nil {
+	if loss.MissingDirectory || loss.DamagedFiles {
+		replaced, err := r.removeUnusable(ctx, loss)
+		if err != nil {
 			return "", err
+		}
+		if replaced {
+			return r.recordReplaced(ctx, loss)
 		}
 		loss.Unpackable = true
 	}
@@ -249,11 +254,53 @@ func (r repairer) verify(ctx context.Context, loss health.Loss) (_ health.Loss, 
 	return loss, recorded, err
 }
 
-// removeWithoutDirectory removes the snapshots of an entry that have no directory, so that the image can be unpacked again.
-func (r repairer) removeWithoutDirectory(ctx context.Context, e imagepin.Entry) error {
-	return lease.With(ctx, r.config.Leases, lease.Use, func(ctx context.Context) error {
-		return r.config.Checker.RemoveWithoutDirectory(ctx, e)
+// removeUnusable removes the snapshots of a loss that have no directory, or damaged files, so that the image can be unpacked again.
+// If a container uses one with damaged files, it replaces them; replaced reports that. It fails with ErrFailedPrecondition if it can
+// do neither.
+func (r repairer) removeUnusable(ctx context.Context, loss health.Loss) (replaced bool, _ error) {
+	if loss.DamagedFiles { // a removal that is interrupted leaves the damaged snapshot, and the next start has to look for it
+		if _, err := r.evict(ctx, loss); err != nil {
+			return false, err
+		}
+	}
+	err := lease.With(ctx, r.config.Leases, lease.Use, func(ctx context.Context) error {
+		return r.config.Checker.RemoveUnusable(ctx, loss.Entry)
 	})
+	if !errdefs.IsFailedPrecondition(err) || !loss.DamagedFiles || r.config.Replacer == nil {
+		return false, err
+	}
+	if err := r.config.Replacer.Replace(ctx, loss.Entry); err != nil {
+		return false, err
+	}
+	return true, r.config.Checker.Forget(ctx, loss.Entry)
+}
+
+// recordReplaced records a key whose snapshots were replaced under their names, if nothing else is wrong.
+func (r repairer) recordReplaced(ctx context.Context, loss health.Loss) (Repaired, error) {
+	loss.Unverified = true
+	still, recorded, err := r.verify(ctx, loss)
+	switch {
+	case err != nil:
+		return "", err
+	case !recorded && still.Reason != loss.Reason:
+		return "", fmt.Errorf("%s: %w", still.Reason, errdefs.ErrFailedPrecondition)
+	case !recorded:
+		return Unneeded, nil
+	}
+	return Replaced, nil
+}
+
+// checkFiles compares the files of an image that is unpacked again with its layers before it is recorded, if the image, or a snapshot
+// that it is unpacked on, was damaged. It removes damaged snapshots, and fails with ErrUnavailable, so that they are unpacked again.
+func (r repairer) checkFiles(ctx context.Context, loss health.Loss) error {
+	why, err := r.config.Checker.SnapshotDamage(ctx, loss.Entry)
+	if err != nil || why == "" {
+		return err
+	}
+	if err := r.config.Checker.RemoveUnusable(ctx, loss.Entry); err != nil {
+		return err
+	}
+	return fmt.Errorf("%s: the snapshots were removed: %w", why, errdefs.ErrUnavailable)
 }
 
 // unpack makes a key ready from local content. restored is false if the image was removed.
@@ -271,6 +318,9 @@ func (r repairer) unpack(ctx context.Context, loss health.Loss) (restored bool, 
 	}
 	err := r.config.Maker.Unpack(ctx, loss.Entry, func(ctx context.Context, e imagepin.Entry) (err error) {
 		failpoint.Reach("repair.unpacked")
+		if err := r.checkFiles(ctx, loss); err != nil {
+			return err
+		}
 		if loss.NewTarget {
 			e.ReadyAt = time.Now()
 		}

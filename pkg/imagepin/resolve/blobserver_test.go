@@ -36,6 +36,8 @@ type blobServer struct {
 	link   *pace // of all connections together; nil means no limit
 	// perConnection is the rate of each connection, in bytes per second. Zero means no limit.
 	perConnection int
+	// connect, if set, returns the client's end of a connection, or why there is none.
+	connect func(net.Conn) (net.Conn, error)
 
 	mu sync.Mutex
 	// answer, if set, handles a request. It returns false to continue.
@@ -74,6 +76,12 @@ func (s *blobServer) Addr() net.Addr { return &net.IPAddr{} }
 
 func (s *blobServer) dial(ctx context.Context, _, _ string) (net.Conn, error) {
 	client, server := net.Pipe()
+	if s.connect != nil {
+		var err error
+		if client, err = s.connect(client); err != nil {
+			return nil, err
+		}
+	}
 	select {
 	case s.dialed <- &pacedConn{server, []*pace{{rate: s.perConnection}, s.link}}:
 		return client, nil

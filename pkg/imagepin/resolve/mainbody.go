@@ -5,11 +5,17 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
+	"net"
+	"sync/atomic"
+	"syscall"
 	"time"
 
 	"github.com/containerd/errdefs"
 	"github.com/containerd/log"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+
+	"github.com/imagepin/imagepin/pkg/imagepin/internal/errno"
 )
 
 const (
@@ -19,6 +25,12 @@ const (
 	minWait = time.Second
 	// maxWait is the maximum time to wait. A server that wants more has failed.
 	maxWait = time.Minute
+	// maxAway is how often a request is repeated because the network has no way to a host, or the host is silent, in a row.
+	maxAway = 5
+	// silences is how many connections in a row may be silent before a pull ends that makes no progress.
+	silences = 4
+	// minBeforeSilence is the minimum number of bytes that a connection brings before it counts as lost when it is silent.
+	minBeforeSilence = 256 << 10
 )
 
 // blobOpener opens the bodies of a blob.
@@ -31,6 +43,12 @@ type blobOpener interface {
 	// comesFrom notes the registry host that the blob is from, and isMixed that its beginning is from elsewhere.
 	comesFrom(desc ocispec.Descriptor, host int)
 	isMixed(desc ocispec.Descriptor)
+	// silence returns how long a connection may be silent in the middle of a blob before it counts as lost. 0 means for ever.
+	silence() time.Duration
+	// throttled reports whether what has arrived waits for a limit of the rate. A connection is not silent then.
+	throttled() bool
+	// waiting begins a time that is spent waiting for the network, without progress. ended ends it.
+	waiting() (ended func())
 }
 
 // opening says how a blob is opened.
@@ -42,7 +60,9 @@ type opening struct {
 	unlimited bool
 }
 
-// mainBody is the body of a blob over one connection. It resumes an interrupted download as containerd does, with a range.
+// mainBody is the body of a blob over one connection. It resumes an interrupted download with a range: as containerd does
+// after a connection that is closed, and also after one that is reset, times out or becomes silent, as long as each connection
+// brings more of the blob. While the network has no way to the host, it waits and tries again.
 // If that fails, it continues in a way that does not depend on what failed: at the next registry host if there is one, and
 // otherwise with a request for the whole blob, of which it discards what it has already returned.
 type mainBody struct {
@@ -62,6 +82,10 @@ type mainBody struct {
 	unlimited bool
 	tried     int64 // offset from which the whole blob was requested last, or -1
 	busy      int   // requests that were answered with 429 or 503, in a row
+	resumed   int64 // offset after the last connection that was lost
+	away      int   // requests for which the network had no way to a host, in a row
+
+	silent atomic.Bool // rc was ended because it was silent
 }
 
 func newMainBody(ctx context.Context, desc ocispec.Descriptor, blobs blobOpener) *mainBody {
@@ -97,7 +121,7 @@ func (m *mainBody) read(p []byte) (int, error) {
 		m.pos += int64(n)
 		return 0, err
 	}
-	n, err := m.rc.Read(p)
+	n, err := m.readUntilSilent(p)
 	if n > 0 && m.offset == m.from {
 		m.begun()
 	}
@@ -106,9 +130,36 @@ func (m *mainBody) read(p []byte) (int, error) {
 	return n, err
 }
 
+// readUntilSilent reads from the current body. It ends the request if the connection becomes silent, for example because a firewall
+// has forgotten it. A host may take long before it sends the first byte, and one that sends a little over each connection must
+// not keep a pull from ending.
+func (m *mainBody) readUntilSilent(p []byte) (int, error) {
+	limit := m.blobs.silence()
+	if limit <= 0 || m.offset-m.from < minBeforeSilence {
+		return m.rc.Read(p)
+	}
+	var ended atomic.Bool
+	var timer *time.Timer
+	cancel := m.cancel
+	timer = time.AfterFunc(math.MaxInt64, func() {
+		switch {
+		case ended.Load():
+		case m.blobs.throttled():
+			timer.Reset(limit)
+		default:
+			m.silent.Store(true)
+			cancel()
+		}
+	})
+	timer.Reset(limit)
+	defer timer.Stop()
+	defer ended.Store(true)
+	return m.rc.Read(p)
+}
+
 // begun notes where the bytes are from that a new request returns.
 func (m *mainBody) begun() {
-	m.busy = 0
+	m.busy, m.away = 0, 0
 	if m.offset > 0 {
 		m.blobs.isMixed(m.desc)
 	}
@@ -136,10 +187,15 @@ func (m *mainBody) open() error {
 // recover prepares another way after a failure, if there is one. Otherwise it returns the error.
 func (m *mainBody) recover(err error) (again bool, _ error) {
 	m.stop()
+	lost := m.silent.Swap(false) || isLost(err)
 	served, ok := m.at.served()
 	last, _ := m.at.last()
 	busy := m.fallback && !ok && last.busy()
 	switch {
+	case ok && lost && m.offset > m.resumed: // progress since the last time
+		m.whole, m.resumed = false, m.offset
+		m.log(err).WithField("offset", m.offset).Info("the connection for a blob was lost, fetching its rest")
+	case !ok && m.offset > 0 && isAway(err) && m.away < maxAway && m.waitForNetwork():
 	case ok && m.blobs.skip(m.desc, served.host):
 		m.whole = false
 		m.log(err).WithField("server", served.origin).Info("fetching the rest of a blob from the next host")
@@ -173,6 +229,28 @@ func (m *mainBody) log(reason error) *log.Entry {
 // interrupted reports whether an error is that of a connection, and not of the content: it is shorter or longer then.
 func interrupted(err error) bool { return err != io.EOF && !errdefs.IsFailedPrecondition(err) }
 
+// isLost reports whether an error is that of a connection which was reset or has timed out.
+func isLost(err error) bool { return err == io.ErrUnexpectedEOF || errno.Network(err) }
+
+// isAway reports whether a request failed because the network has no way to its host. A host that refuses the connection
+// answers: nothing serves the blob there.
+func isAway(err error) bool {
+	var network *net.OpError
+	var timeout net.Error
+	return errors.As(err, &network) && network.Op == "dial" && !errors.Is(err, syscall.ECONNREFUSED) ||
+		errors.As(err, &timeout) && timeout.Timeout()
+}
+
+// waitForNetwork waits longer each time before the next request. It reports whether to try again.
+func (m *mainBody) waitForNetwork() bool {
+	ended := m.blobs.waiting()
+	defer ended()
+	wait := minWait << m.away
+	m.away++
+	log.G(m.ctx).WithField("wait", wait).Info("waiting for the network before the next request for a blob")
+	return m.pause(wait)
+}
+
 // short returns the error of a body that ended too early.
 func short(err error) error {
 	if err == io.EOF {
@@ -190,7 +268,12 @@ func (m *mainBody) wait(want time.Duration) bool {
 		return false
 	}
 	log.G(m.ctx).WithField("wait", want).Info("waiting before the next request for a blob, as its server is busy")
-	timer := time.NewTimer(want)
+	return m.pause(want)
+}
+
+// pause waits. It reports whether the body is still needed.
+func (m *mainBody) pause(d time.Duration) bool {
+	timer := time.NewTimer(d)
 	defer timer.Stop()
 	select {
 	case <-timer.C:

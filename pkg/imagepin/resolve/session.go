@@ -22,6 +22,7 @@ import (
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
+	"github.com/imagepin/imagepin/pkg/imagepin/bandwidth"
 	"github.com/imagepin/imagepin/pkg/imagepin/internal/flight"
 )
 
@@ -39,6 +40,8 @@ type Config struct {
 	// Credentials, if set, returns the credential for a registry host if neither the caller nor Registry.Auths has one. It
 	// is called only if the host asks for a credential. Its errors must not contain secrets.
 	Credentials func(host string) (Credential, error)
+	// Limiter limits what is received by requests that belong to no [bandwidth.Flow]. nil means no limit.
+	Limiter *bandwidth.Limiter
 	// Observer is notified of digest lookups. It may be nil.
 	Observer Observer
 	// Log gets what containerd's resolver logs about the configuration of registry hosts. nil means containerd's logger.
@@ -108,7 +111,7 @@ type Resolved struct {
 
 // Session opens a session for ref. It sends no request.
 func (r *Resolver) Session(ref reference.Named, c Credential) *Session {
-	t := &traffic{}
+	t := &traffic{limiter: r.config.Limiter}
 	// The resolver requests the hosts for every fetcher. They must be the same, or each fetcher would authenticate
 	// again.
 	hosts := sync.OnceValues(func() ([]docker.RegistryHost, error) {
@@ -344,10 +347,40 @@ func (s *Session) SetOptions(options ...transfer.ImageResolverOption) {
 	}
 }
 
-// Stalled returns a channel that is closed when requests of the session have been open for timeout without progress. It
+// Stalled returns a channel that is closed when requests of the session have waited for a registry for timeout without progress. It
 // stops watching when ctx ends.
 func (s *Session) Stalled(ctx context.Context, timeout time.Duration) <-chan struct{} {
+	s.traffic.limit.Store(int64(timeout))
 	return s.traffic.stalled(timeout, ctx.Done())
+}
+
+// Hosts returns the registry hosts of the session with their paths, in the order in which they are asked. It is empty if their
+// configuration is invalid.
+func (s *Session) Hosts() []string {
+	hosts, err := s.hosts()
+	if err != nil {
+		return nil
+	}
+	names := make([]string, len(hosts))
+	for i, h := range hosts {
+		names[i] = h.Host + h.Path
+	}
+	return names
+}
+
+// Source returns the registry host that the bytes of a blob come from which a fetch returns now, as in [Session.Hosts]. It is
+// empty before the first one.
+func (s *Session) Source(d digest.Digest) (host string) {
+	all, err := s.hosts()
+	if err != nil {
+		return ""
+	}
+	s.blobs.with(d, func(b *blobState) {
+		if b.host >= 0 && b.host < len(all) {
+			host = all[b.host].Host + all[b.host].Path
+		}
+	})
+	return host
 }
 
 // Bytes returns the number of bytes that the session has received.

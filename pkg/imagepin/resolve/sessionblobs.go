@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"sync"
+	"time"
 
 	"github.com/containerd/containerd/v2/core/remotes"
 	"github.com/containerd/containerd/v2/core/remotes/docker"
@@ -129,6 +130,17 @@ func (b sessionBlobs) comesFrom(desc ocispec.Descriptor, host int) {
 
 func (b sessionBlobs) isMixed(desc ocispec.Descriptor) {
 	b.session.blobs.with(desc.Digest, func(s *blobState) { s.mixed = true })
+}
+
+func (b sessionBlobs) silence() time.Duration {
+	return time.Duration(b.session.traffic.limit.Load()) / silences
+}
+
+func (b sessionBlobs) throttled() bool { return b.session.traffic.throttled.Load() > 0 }
+
+func (b sessionBlobs) waiting() (ended func()) {
+	b.session.traffic.active.Add(1) // so that the limit of a stalled pull applies
+	return func() { b.session.traffic.active.Add(-1) }
 }
 
 // Otherwise reports whether there is another way to fetch a blob whose content was wrong, and uses it from now on: without

@@ -1,6 +1,7 @@
 package resolve
 
 import (
+	"context"
 	"fmt"
 	"io"
 	"net/http"
@@ -10,12 +11,19 @@ import (
 	"time"
 
 	"github.com/imagepin/imagepin/pkg/imagepin"
+	"github.com/imagepin/imagepin/pkg/imagepin/bandwidth"
 )
 
 // traffic tracks the requests of a session to the registry hosts.
 type traffic struct {
-	active atomic.Int64 // requests whose response is still being read
-	bytes  atomic.Int64 // bytes of responses read
+	limiter *bandwidth.Limiter // of the node; may be nil
+
+	// active is the number of requests that wait for their registry: for a response, or in a Read of its body. A body that nobody
+	// reads, because the unpacker or the disk is slow, is not one.
+	active    atomic.Int64
+	throttled atomic.Int64 // requests that wait for a limit
+	bytes     atomic.Int64 // bytes of responses read
+	limit     atomic.Int64 // time without progress after which a pull ends, a time.Duration; 0 means none
 
 	mu      sync.Mutex
 	answers map[string]*hostAnswer // by host and path
@@ -215,15 +223,26 @@ func (t *traffic) watchTokens(registry, path string, base http.RoundTripper) htt
 // count returns a transport that counts requests and bytes.
 func (t *traffic) count(base http.RoundTripper) http.RoundTripper {
 	return roundTripper(func(req *http.Request) (*http.Response, error) {
-		t.active.Add(1)
-		resp, err := base.RoundTrip(req)
+		flow := bandwidth.Of(req.Context())
+		if flow == nil {
+			flow = bandwidth.NewFlow(req.Context(), t.limiter)
+		}
+		var resp *http.Response
+		var err error
+		t.receive(flow, func() { resp, err = base.RoundTrip(req) })
 		if err != nil {
-			t.active.Add(-1)
 			return nil, err
 		}
-		resp.Body = &watchedBody{ReadCloser: limited(req.Context(), resp.Body), traffic: t}
+		resp.Body = &watchedBody{ReadCloser: resp.Body, ctx: req.Context(), traffic: t, flow: flow}
 		return resp, nil
 	})
+}
+
+// receive runs fn, which waits for a registry.
+func (t *traffic) receive(flow *bandwidth.Flow, fn func()) {
+	t.active.Add(1)
+	defer t.active.Add(-1)
+	flow.Receive(fn)
 }
 
 // hostname returns a host without its path.
@@ -238,23 +257,27 @@ func (f roundTripper) RoundTrip(req *http.Request) (*http.Response, error) { ret
 
 type watchedBody struct {
 	io.ReadCloser
+	ctx     context.Context
 	traffic *traffic
-	once    sync.Once
+	flow    *bandwidth.Flow
 }
 
-func (b *watchedBody) Read(p []byte) (int, error) {
-	n, err := b.ReadCloser.Read(p)
+// Read implements io.Reader. It returns when the limits of the flow allow it.
+func (b *watchedBody) Read(p []byte) (n int, err error) {
+	p = b.flow.Chunk(p)
+	b.traffic.receive(b.flow, func() { n, err = b.ReadCloser.Read(p) })
 	b.traffic.bytes.Add(int64(n))
+	b.traffic.throttled.Add(1)
+	defer b.traffic.throttled.Add(-1)
+	if werr := b.flow.Received(b.ctx, n); werr != nil && err == nil {
+		err = werr
+	}
 	return n, err
 }
 
-func (b *watchedBody) Close() error {
-	b.once.Do(func() { b.traffic.active.Add(-1) })
-	return b.ReadCloser.Close()
-}
-
-// stalled returns a channel that is closed when requests have been open for timeout without progress. It ends with
-// stop. The rule is that of containerd's CRI (pullProgressReporter in internal/cri/server/images/image_pull.go).
+// stalled returns a channel that is closed when requests have waited for a registry for timeout without progress. It ends
+// with stop. The rule is that of containerd's CRI (pullProgressReporter in internal/cri/server/images/image_pull.go), without the
+// time in which the pull waits for a limit or for its unpacker.
 func (t *traffic) stalled(timeout time.Duration, stop <-chan struct{}) <-chan struct{} {
 	const checks = 10
 	stall := make(chan struct{})
@@ -267,7 +290,7 @@ func (t *traffic) stalled(timeout time.Duration, stop <-chan struct{}) <-chan st
 			case <-stop:
 				return
 			case now := <-tick.C:
-				if b := t.bytes.Load(); b != seen || t.active.Load() == 0 {
+				if b := t.bytes.Load(); b != seen || t.active.Load() == 0 || t.throttled.Load() > 0 {
 					seen, since = b, now
 					continue
 				}

@@ -8,6 +8,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/imagepin/imagepin/pkg/imagepin/bandwidth"
 )
 
 // answers returns a transport that returns a body for every request.
@@ -40,10 +42,37 @@ func TestStalled(t *testing.T) {
 			time.Sleep(timeout * 3 / 2)
 		}, true},
 		"body without progress": {func(t *testing.T, c *http.Client) {
+			c.Transport.(*holding).RoundTripper = c.Transport.(*holding).watch(answers(func() io.ReadCloser {
+				return io.NopCloser(io.MultiReader(strings.NewReader("x"), blocked{c.Transport.(*holding).release}))
+			}))
 			resp := get(t, c)
 			_, _ = resp.Body.Read(make([]byte, 1))
+			go func() { _, _ = resp.Body.Read(make([]byte, 1)) }()
 			time.Sleep(timeout * 3 / 2)
 		}, true},
+		"body that the unpacker does not read": {func(t *testing.T, c *http.Client) {
+			resp := get(t, c)
+			_, _ = resp.Body.Read(make([]byte, 1))
+			time.Sleep(3 * timeout)
+		}, false},
+		"body that waits for a limit": {func(t *testing.T, c *http.Client) {
+			ctx := bandwidth.WithLimit(t.Context(), 1)
+			if err := bandwidth.NewFlow(ctx, nil).Received(ctx, bandwidth.Burst); err != nil { // the burst
+				t.Error(err)
+			}
+			req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://h/", nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			resp, err := c.Do(req)
+			if err != nil {
+				t.Fatal(err)
+			}
+			start := time.Now()
+			if n, err := resp.Body.Read(make([]byte, 100)); n != 100 || err != nil || time.Since(start) < timeout*3/2 {
+				t.Errorf("got %d bytes and %v after %s", n, err, time.Since(start))
+			}
+		}, false},
 		"slow body": {func(t *testing.T, c *http.Client) {
 			resp := get(t, c)
 			for range 10 {
@@ -88,6 +117,14 @@ func TestStalled(t *testing.T) {
 			})
 		})
 	}
+}
+
+// blocked is a reader that blocks until it is released.
+type blocked struct{ release chan struct{} }
+
+func (b blocked) Read([]byte) (int, error) {
+	<-b.release
+	return 0, io.EOF
 }
 
 // holding is a transport that can hold or fail a request.

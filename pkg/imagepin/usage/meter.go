@@ -15,6 +15,7 @@ import (
 
 	"github.com/imagepin/imagepin/pkg/imagepin"
 	"github.com/imagepin/imagepin/pkg/imagepin/internal/flight"
+	"github.com/imagepin/imagepin/pkg/imagepin/internal/lease"
 	"github.com/imagepin/imagepin/pkg/imagepin/store"
 )
 
@@ -47,6 +48,9 @@ type Usage struct {
 	Images []Image
 	// Content is the content of images, and Other that of the namespace that no image has. Each blob counts once.
 	Content, Other Sum
+	// Resumable is what failed pulls have fetched, and no image has, with what has arrived of blobs that are not complete. It is
+	// not a part of Other.
+	Resumable Sum
 	// Snapshotters are the snapshotters in which images are unpacked, or in which something else keeps a snapshot, by name.
 	Snapshotters []Snapshotter
 }
@@ -117,7 +121,12 @@ func (m *Meter) measure(ctx context.Context) (Usage, error) {
 	if err := ctx.Err(); err != nil {
 		return Usage{}, context.Cause(ctx)
 	}
+	resumable, err := lease.NewResumes(m.config.Leases, m.config.Content).Kept(ctx)
+	if err != nil {
+		return Usage{}, err
+	}
 	u := share(needs, kept, blobs, answers)
+	u.addResumable(resumable, needs, kept, blobs)
 	for i := range u.Images {
 		u.Images[i].ID, u.Images[i].Refs = all[i].ID, refsOf(all[i])
 	}
@@ -125,6 +134,21 @@ func (m *Meter) measure(ctx context.Context) (Usage, error) {
 		return cmp.Or(cmp.Compare(b.Unique, a.Unique), cmp.Compare(b.Shared, a.Shared), slices.Compare(a.Refs, b.Refs), cmp.Compare(a.ID, b.ID))
 	})
 	return u, nil
+}
+
+// addResumable moves what only failed pulls have fetched from Other to Resumable, and adds what is not complete.
+func (u *Usage) addResumable(resumable lease.Kept, needs []need, kept need, all map[digest.Digest]blob) {
+	for _, d := range resumable.Blobs {
+		b, ok := all[d]
+		if !ok || kept.blobs[d] || slices.ContainsFunc(needs, func(n need) bool { return n.blobs[d] }) {
+			continue
+		}
+		u.Resumable.add(b.size)
+		u.Other.Count--
+		u.Other.Size -= b.size
+	}
+	u.Resumable.Count += resumable.Writes
+	u.Resumable.Size = imagepin.AddSize(u.Resumable.Size, resumable.Written)
 }
 
 // refsOf returns the references of an image, tags first.

@@ -119,6 +119,8 @@ func TestApplyArguments(t *testing.T) {
 		"apply --limit-rate fast": `--limit-rate "fast" must be a size such as 10MiB`,
 		"apply --limit-rate=-1":   `--limit-rate "-1" must be a size such as 10MiB`,
 		"rollback --limit-rate x": `--limit-rate "x" must be a size such as 10MiB`,
+		"limit-rate fast":         `RATE "fast" must be a size such as 10MiB`,
+		"limit-rate 5 --reset":    "RATE and --reset cannot be used together",
 		"rollback x":              "imagepin rollback takes no arguments, got 1 argument, see imagepin rollback --help",
 		"lock status x":           "imagepin lock status takes no arguments, got 1 argument, see imagepin lock status --help",
 		"lock rm x":               "imagepin lock rm takes no arguments, got 1 argument, see imagepin lock rm --help",

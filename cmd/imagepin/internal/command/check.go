@@ -19,11 +19,13 @@ if its registry no longer has the image and no pin needs it.
 
 By default, a check verifies that the files of content exist and have the right
 size. With --deep it also reads all content and compares it with its digests, and
-verifies that the directories of snapshots exist. This takes as long as the disk
-needs: --rate limits it, and it can be interrupted at any time.
+compares all files of snapshots with the layers of their images. An image whose
+layers are not on the node is "unverified": nothing is known about its files. This
+takes as long as the disk needs: --rate limits it, and it can be interrupted at
+any time.
 
 Exit code:
-  0  no differences, or all differences are repaired
+  0  no differences, or all differences are repaired; images may be unverified
   1  there are differences
 
 Examples:
@@ -38,7 +40,7 @@ func (a *app) checkCommand() *cli.Command {
 		Description: checkDescription,
 		Flags: []cli.Flag{
 			&cli.BoolFlag{Name: "repair", Usage: "repair the differences"},
-			&cli.BoolFlag{Name: "deep", Usage: "read all content and compare it with its digests"},
+			&cli.BoolFlag{Name: "deep", Usage: "read all content and all files of snapshots"},
 			&cli.StringFlag{Name: "rate", Value: "100MiB", Usage: "with --deep, read at most `SIZE` per second; 0 means no limit"},
 		},
 		Action: a.check,
@@ -75,13 +77,16 @@ func (a *app) check(ctx context.Context, cmd *cli.Command) error {
 }
 
 // findingCounts are the numbers of findings.
-type findingCounts struct{ differ, repaired, notAdopted int }
+type findingCounts struct{ differ, repaired, notAdopted, unverified int }
 
 func countFindings(r *api.CheckResponse) (n findingCounts) {
 	for _, f := range r.GetFindings() {
 		switch {
 		case f.GetNotAdopted():
 			n.notAdopted++
+			continue
+		case f.GetUnverified():
+			n.unverified++
 			continue
 		case f.GetRepaired():
 			n.repaired++
@@ -100,8 +105,11 @@ func (a *app) printCheck(r *api.CheckResponse, repair bool) error {
 	}
 	n := countFindings(r)
 	others := ""
+	if n.unverified > 0 {
+		others = fmt.Sprintf(", %d unverified", n.unverified)
+	}
 	if n.notAdopted > 0 {
-		others = fmt.Sprintf(", %d not adopted", n.notAdopted)
+		others += fmt.Sprintf(", %d not adopted", n.notAdopted)
 	}
 	_, err := fmt.Fprintf(a.Out, "%d checked, %d differ, %d repaired%s\n", r.GetChecked(), n.differ, n.repaired, others)
 	return err
@@ -112,6 +120,8 @@ func findingFields(f *api.Finding, repair bool) []field {
 	switch {
 	case f.GetNotAdopted():
 		return []field{{"Note", f.GetProblem()}}
+	case f.GetUnverified():
+		return []field{{"Unverified", f.GetProblem()}}
 	case f.GetRepaired() && f.GetError() != "":
 		return append(fields, field{"Repaired", f.GetRepair()}, field{"Reason", firstLine(f.GetError())})
 	case f.GetRepaired():

@@ -117,6 +117,7 @@ func TestOutput(t *testing.T) {
 		{"lock-status-unreadable", ok(func(c *control) { c.lock = &api.LockStatusResponse{Unreadable: "version 2 is newer than 1"} }), 10, "lock status"},
 		{"lock-rm", recorded(), 0, "lock rm"},
 		{"lock-rm-previous", ok(func(c *control) { c.unlock.Result = &api.ApplyResult{Lock: digestOld} }), 0, "lock rm --previous"},
+		{"limit-rate", ok(func(*control) {}), 0, "limit-rate"},
 		{"check-clean", ok(func(c *control) { c.check.Findings = nil }), 0, "check"},
 	} {
 		for _, format := range []string{outputTable, outputWide, outputJSON} {
@@ -166,6 +167,10 @@ func TestRequests(t *testing.T) {
 		{"apply -u bob:secret", &api.ApplyRequest{Dropped: true, Credential: &api.Credential{Username: "bob", Password: "secret"}}},
 		{"apply -d", &api.ApplyRequest{Dropped: true, Detach: true}},
 		{"rollback --limit-rate 1k -u bob:secret", &api.RollbackRequest{BytesPerSecond: 1 << 10, Credential: &api.Credential{Username: "bob", Password: "secret"}}},
+		{"limit-rate", &api.LimitRateRequest{}},
+		{"limit-rate 10MiB", &api.LimitRateRequest{BytesPerSecond: proto.Int64(10 << 20)}},
+		{"limit-rate 0", &api.LimitRateRequest{BytesPerSecond: proto.Int64(0)}},
+		{"limit-rate --reset", &api.LimitRateRequest{Reset_: true}},
 		{"lock rm --previous", &api.RemoveLockRequest{Previous: true}},
 		{"uninstall", &api.UninstallRequest{DryRun: true}},
 		{"uninstall --yes", &api.UninstallRequest{}},

@@ -28,7 +28,9 @@ CONTENT has no layers if containerd discards unpacked layers.
 
 The second table has the totals, in which shared layers count once. "other" are
 content and snapshots of no image: a pin retains them, or containerd has not
-collected them yet. Snapshots of containers do not count.
+collected them yet. "of failed pulls" is what the next pull does not fetch again;
+it expires after a day, and "imagepin prune" frees it. Snapshots of containers do
+not count.
 
 A snapshotter that does not answer within two seconds is listed with an error, and
 its snapshots do not count.
@@ -128,6 +130,9 @@ func usageTotals(u *api.DiskUsageResponse) [][]string {
 		rows = append(rows, snapshots(sn.GetSnapshotter(), sn.GetSnapshots(), sn.GetSize()))
 	}
 	rows = append(rows, content("other content", u.GetOtherContent()))
+	if c := u.GetResumableContent(); c.GetBlobs() > 0 {
+		rows = append(rows, content("of failed pulls", c))
+	}
 	for _, sn := range u.GetSnapshotters() {
 		if n := sn.GetOtherSnapshots(); n > 0 {
 			rows = append(rows, snapshots("other "+sn.GetSnapshotter(), n, sn.GetOtherSize()))

@@ -198,6 +198,10 @@ func (c *control) RemoveLock(ctx context.Context, r *api.RemoveLockRequest) (*ap
 	return c.unlock, c.answer(ctx, r)
 }
 
+func (c *control) LimitRate(ctx context.Context, r *api.LimitRateRequest) (*api.DownloadRate, error) {
+	return &api.DownloadRate{BytesPerSecond: 5 << 20, Configured: 10 << 20, Changed: true}, c.answer(ctx, r)
+}
+
 func (c *control) Version(ctx context.Context, r *api.VersionRequest) (*api.VersionResponse, error) {
 	return &api.VersionResponse{Version: "0.1.2"}, c.answer(ctx, r)
 }
@@ -364,6 +368,7 @@ func recorded() *control {
 			{Subject: appRef + " for linux/amd64 on overlayfs", Problem: "its snapshot is gone", Repair: "unpack it again"},
 			{Subject: "pin of scope node of " + appRef, Problem: "its label is damaged", Error: "there is no digest in it\nset it again"},
 			{Subject: "busybox", Problem: "it is not adopted: its name is not a normalized reference", Repair: "ignore it", NotAdopted: true},
+			{Subject: appRef + " for linux/arm64 on overlayfs", Problem: "its files could not be compared: layer " + digestOld + " is not on the node", Repair: "ignore it", Unverified: true},
 		}},
 		deep:      deepProgress(),
 		usage:     diskUsage(),

@@ -2,6 +2,7 @@ package command
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"fmt"
 	"strings"
@@ -16,12 +17,12 @@ import (
 const statusDescription = `Shows the state of the node on one screen: versions, targets and whether their
 snapshotters answer, images, pins, pulls in progress, and what is wrong.
 
-RECEIVED is what a pull has read from registries, of what it fetches. A repair
-makes an image ready again whose content or snapshot was lost.
+"received" is what a pull has read from registries, of what it fetches, with
+its rate over the last 10 seconds, the time that is left, and what it waits for.
+A repair makes an image ready again whose content or snapshot was lost.
 
-With --watch it shows the state again every second, and the rate of pulls, until
-it is interrupted. If the output is not a terminal, it prints one line for each
-change.
+With --watch it shows the state again every second until it is interrupted. If
+the output is not a terminal, it prints one line for each change.
 
 Exit code:
   0  no problems
@@ -60,7 +61,7 @@ func (a *app) status(ctx context.Context, cmd *cli.Command) error {
 		return err
 	}
 	if err := a.print(cmd, status, func() error {
-		_, err := statusText(status, a.now(), nil).WriteTo(a.Out)
+		_, err := statusText(status, a.now()).WriteTo(a.Out)
 		return err
 	}); err != nil {
 		return err
@@ -74,8 +75,8 @@ func (a *app) status(ctx context.Context, cmd *cli.Command) error {
 // modes are the modes of imagepin as text.
 var modes = map[string]string{"plugin": "in", "serve": "beside"}
 
-// statusText formats a status for a screen. rates has the rates of pulls in bytes per second; nil if they are not known.
-func statusText(st *api.StatusResponse, now time.Time, rates map[string]int64) *bytes.Buffer {
+// statusText formats a status for a screen.
+func statusText(st *api.StatusResponse, now time.Time) *bytes.Buffer {
 	out := &bytes.Buffer{}
 	fmt.Fprintf(out, "imagepin %s %s containerd %s, started %s ago\n", st.GetVersion(), modes[st.GetMode()], st.GetContainerdVersion(),
 		units.HumanDuration(now.Sub(st.GetStartedAt().AsTime())))
@@ -88,6 +89,7 @@ func statusText(st *api.StatusResponse, now time.Time, rates map[string]int64) *
 		field{"Lock", lockText(st.GetLock(), now)},
 		field{"Registries", fallbacksText(st.GetRegistryFallbacks())},
 		field{"Cluster", clusterText(st)},
+		field{"Rate limit", statusRateText(st.GetDownloadRate())},
 	)
 	rows := make([][]string, len(st.GetTargets()))
 	for i, t := range st.GetTargets() {
@@ -101,7 +103,10 @@ func statusText(st *api.StatusResponse, now time.Time, rates map[string]int64) *
 	_ = table(out, []string{"TARGET", "HANDLERS", "IMAGES", "SNAPSHOTTER"}, rows)
 	for _, p := range st.GetPulls() {
 		fmt.Fprintf(out, "\nPulling %s\n  for %s, started %s ago%s\n", p.GetRef(), targetName(p.GetTarget()),
-			units.HumanDuration(now.Sub(p.GetSince().AsTime())), receivedText(p, rates[pullName(p)]))
+			units.HumanDuration(now.Sub(p.GetSince().AsTime())), receivedText(p))
+	}
+	if n := st.GetMorePulls(); n > 0 {
+		fmt.Fprintf(out, "\nPulling %s more\n", count(n, "image"))
 	}
 	problemsText(out, st.GetProblems())
 	return out
@@ -164,6 +169,14 @@ func fallbacksText(n int64) string {
 	return count(n, "fallback") + " to images on the node since the start"
 }
 
+// statusRateText returns "" if there is no limit.
+func statusRateText(r *api.DownloadRate) string {
+	if r.GetBytesPerSecond() == 0 && !r.GetChanged() {
+		return ""
+	}
+	return rateText(r)
+}
+
 func clusterText(st *api.StatusResponse) string {
 	if !st.GetCluster() {
 		return ""
@@ -178,22 +191,34 @@ func snapshotterText(t *api.TargetStatus) string {
 	return "no answer"
 }
 
-// receivedText returns the bytes of a pull, its rate in bytes per second and the time that is left.
-func receivedText(p *api.RunningPull, rate int64) string {
-	if p.GetTotal() == 0 && p.GetReceived() == 0 {
+// waits are the texts of what a pull waits for.
+var waits = map[string]string{
+	"registry": "waits for the registry", "rate limit": "waits for the rate limit", "unpack": "unpacking", "another pull": "waits for another pull",
+}
+
+// receivedText returns the bytes of a pull, its rate, the time that is left, and what it waits for.
+func receivedText(p *api.RunningPull) string {
+	var all []string
+	if p.GetTotal() > 0 || p.GetReceived() > 0 {
+		text := "received " + units.BytesSize(float64(p.GetReceived()))
+		if p.GetTotal() > 0 {
+			text += " of " + units.BytesSize(float64(p.GetTotal()))
+		}
+		all = append(all, text)
+	}
+	if p.GetRate() > 0 {
+		all = append(all, units.BytesSize(float64(p.GetRate()))+"/s")
+	}
+	if p.GetLeftSeconds() > 0 {
+		all = append(all, (time.Duration(p.GetLeftSeconds())*time.Second).String()+" left")
+	}
+	if p.GetWaitsFor() != "" {
+		all = append(all, cmp.Or(waits[p.GetWaitsFor()], "waits for "+p.GetWaitsFor()))
+	}
+	if len(all) == 0 {
 		return ""
 	}
-	text := "\n  received " + units.BytesSize(float64(p.GetReceived()))
-	if p.GetTotal() > 0 {
-		text += " of " + units.BytesSize(float64(p.GetTotal()))
-	}
-	if rate > 0 {
-		text += ", " + units.BytesSize(float64(rate)) + "/s"
-		if left := p.GetTotal() - p.GetReceived(); left > 0 {
-			text += ", " + (time.Duration(left/rate) * time.Second).String() + " left"
-		}
-	}
-	return text
+	return "\n  " + strings.Join(all, ", ")
 }
 
 func problemsText(out *bytes.Buffer, problems []*api.Problem) {

@@ -53,9 +53,12 @@ func unhealthy() *api.StatusResponse {
 	st.Lock = &api.LockSummary{Digest: digestOld, AppliedAt: ago(50 * time.Hour), Images: 3, Ready: 2, DriftedContainers: 1}
 	st.Targets[0].Error = "no answer within 2s"
 	st.Pulls = []*api.RunningPull{
-		{Ref: appRef, Target: st.Targets[1].Target, Since: ago(20 * time.Second), Received: 100 << 20, Total: 240 << 20},
-		{Ref: "registry.example.com/shop/web:v1", Target: st.Targets[0].Target, Since: ago(time.Second)},
+		{Ref: appRef, Target: st.Targets[1].Target, Since: ago(20 * time.Second), Received: 100 << 20, Total: 240 << 20,
+			Rate: 10 << 20, LeftSeconds: 14, WaitsFor: "rate limit"},
+		{Ref: "registry.example.com/shop/web:v1", Target: st.Targets[0].Target, Since: ago(time.Second), WaitsFor: "another pull"},
 	}
+	st.MorePulls = 2
+	st.DownloadRate = &api.DownloadRate{BytesPerSecond: 10 << 20, Configured: 50 << 20, Changed: true}
 	st.Problems = []*api.Problem{
 		{Message: "snapshotter native does not answer: no answer within 2s", Hint: "Pods of its handlers cannot start. Restart the snapshotter, and see its log."},
 		{Message: "damaged keys: 2", Hint: "To see the reasons, run: imagepin check"},
@@ -106,7 +109,7 @@ func TestStatusWatch(t *testing.T) {
 	golden(t, "status-watch.table", out.String())
 }
 
-// The screen of a watch has the rates of pulls, the time that is left, and the last changes.
+// The screen of a watch has the state of pulls and the last changes.
 func TestStatusWatchScreen(t *testing.T) {
 	now := testNow
 	w := &statusWatch{now: func() time.Time { return now }}
@@ -122,7 +125,7 @@ func TestStatusWatchScreen(t *testing.T) {
 	draw(unhealthy())
 	now = now.Add(2 * time.Second)
 	next := unhealthy()
-	next.Pulls[0].Received += 20 << 20
+	next.Pulls[0].Received, next.Pulls[0].LeftSeconds = 120<<20, 12
 	draw(next)
 	golden(t, "status-screen.txt", out.String())
 }

@@ -56,19 +56,16 @@ type statusWatch struct {
 	now     func() time.Time
 	last    *api.StatusResponse
 	at      time.Time // of last
-	rates   map[string]int64
-	changes []string // the last changes, for a terminal
+	changes []string  // the last changes, for a terminal
 }
 
 // update takes the next state, and returns what has changed, one line each.
 func (w *statusWatch) update(st *api.StatusResponse) []string {
-	at := w.now()
-	w.rates = ratesOf(w.last, st, at.Sub(w.at))
 	var changes []string
 	for _, line := range statusChanges(w.last, st) {
 		changes = append(changes, stamp(st.GetAt())+" "+line)
 	}
-	w.last, w.at = st, at
+	w.last, w.at = st, w.now()
 	return changes
 }
 
@@ -76,7 +73,7 @@ func (w *statusWatch) update(st *api.StatusResponse) []string {
 func (w *statusWatch) draw(a *app, changes []string) error {
 	w.changes = append(w.changes, changes...)
 	w.changes = w.changes[max(0, len(w.changes)-shownChanges):]
-	text := statusText(w.last, w.at, w.rates)
+	text := statusText(w.last, w.at)
 	fmt.Fprintln(text, "\nChanges:")
 	for _, c := range w.changes {
 		fmt.Fprintln(text, " ", c)
@@ -92,21 +89,6 @@ func printLines(a *app, lines []string) error {
 		}
 	}
 	return nil
-}
-
-// ratesOf returns the rates of pulls between two states, in bytes per second.
-func ratesOf(before, after *api.StatusResponse, passed time.Duration) map[string]int64 {
-	received := make(map[string]int64)
-	for _, p := range before.GetPulls() {
-		received[pullName(p)] = p.GetReceived()
-	}
-	rates := make(map[string]int64)
-	for _, p := range after.GetPulls() {
-		if was, ok := received[pullName(p)]; ok && passed > 0 {
-			rates[pullName(p)] = int64(float64(p.GetReceived()-was) / passed.Seconds())
-		}
-	}
-	return rates
 }
 
 // statusChanges describes the changes between two states. before is nil for the first state: then these are the numbers,

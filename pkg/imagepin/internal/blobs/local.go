@@ -2,10 +2,18 @@ package blobs
 
 import (
 	"context"
+	"errors"
+	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
 
 	"github.com/containerd/containerd/v2/core/content"
+	"github.com/containerd/containerd/v2/pkg/namespaces"
+	"github.com/containerd/log"
 	"github.com/opencontainers/go-digest"
 )
 
@@ -35,4 +43,77 @@ func (l *localFiles) Check(ctx context.Context, d digest.Digest, size int64) err
 		}
 	}
 	return Check(ctx, l.Store, d, size)
+}
+
+// Opener opens the data of writes that are not complete. A content store that can read its files implements it.
+type Opener interface {
+	// OpenWrite opens what is written under a name in the namespace of ctx. It fails with fs.ErrNotExist if the file is not known.
+	OpenWrite(ctx context.Context, ref string) (io.ReadCloser, error)
+}
+
+var _ Opener = (*localFiles)(nil)
+
+// OpenWrite implements [Opener]. The directory of a write has its name in the file "ref", after the namespace and a number
+// (createKey in core/metadata of containerd), and what is written in the file "data" (plugins/content/local).
+func (l *localFiles) OpenWrite(ctx context.Context, ref string) (io.ReadCloser, error) {
+	namespace, err := namespaces.NamespaceRequired(ctx)
+	if err != nil {
+		return nil, err
+	}
+	dir := l.dir()
+	if dir == "" {
+		return nil, fs.ErrNotExist
+	}
+	names, err := filepath.Glob(filepath.Join(dir, "ingest", "*", "ref"))
+	if err != nil {
+		return nil, err
+	}
+	for _, name := range names {
+		b, err := os.ReadFile(name)
+		if err != nil {
+			continue // it ends
+		}
+		rest, ok := strings.CutPrefix(string(b), namespace+"/")
+		number, written, _ := strings.Cut(rest, "/")
+		if _, err := strconv.ParseUint(number, 10, 64); ok && err == nil && written == ref {
+			return os.Open(filepath.Join(filepath.Dir(name), "data"))
+		}
+	}
+	return nil, fs.ErrNotExist
+}
+
+// Cleaner removes what a power cut has left of writes. A content store that can read its files implements it.
+type Cleaner interface {
+	// RemoveNameless removes the directories of writes whose names cannot be read and that began before a time. containerd ignores
+	// them, and never deletes them.
+	RemoveNameless(ctx context.Context, before time.Time) error
+}
+
+var _ Cleaner = (*localFiles)(nil)
+
+// RemoveNameless implements [Cleaner]. The name of a directory is the digest of the name of its write (plugins/content/local).
+func (l *localFiles) RemoveNameless(ctx context.Context, before time.Time) error {
+	dir := l.dir()
+	if dir == "" {
+		return nil
+	}
+	all, err := os.ReadDir(filepath.Join(dir, "ingest"))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	var failed error
+	for _, d := range all {
+		path := filepath.Join(dir, "ingest", d.Name())
+		info, err := d.Info()
+		if err != nil || !d.IsDir() || !info.ModTime().Before(before) {
+			continue // it has ended, or has just begun
+		}
+		ref, err := os.ReadFile(filepath.Join(path, "ref"))
+		if err == nil && digest.FromBytes(ref).Encoded() == d.Name() || err != nil && !errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		log.G(ctx).WithField("directory", path).Warn("removing what has arrived of a blob, its name cannot be read")
+		failed = errors.Join(failed, os.RemoveAll(path))
+	}
+	return failed
 }

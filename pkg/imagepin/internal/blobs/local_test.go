@@ -3,8 +3,12 @@ package blobs_test
 import (
 	"context"
 	"errors"
+	"io"
+	"io/fs"
 	"os"
+	"path/filepath"
 	"testing"
+	"time"
 
 	"github.com/containerd/containerd/v2/core/content"
 	"github.com/opencontainers/go-digest"
@@ -64,5 +68,93 @@ func TestWithLocalFiles(t *testing.T) {
 	}
 	if _, err := check(n.ContentDir(), "../../x", 1); err == nil {
 		t.Error("an invalid digest: got no error")
+	}
+}
+
+// TestRemoveNameless starts after a power cut that has destroyed the names of writes. A write that has just begun has none yet.
+func TestRemoveNameless(t *testing.T) {
+	n := ctdtest.New(t)
+	ctx, done := n.Lease(t)
+	defer done()
+	for _, name := range []string{"whole", "gone", "empty", "zero", "new"} {
+		w, err := n.Content.Writer(ctx, content.WithRef(name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := w.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	dirs := make(map[string]string) // by the name of the write
+	refs, err := filepath.Glob(filepath.Join(n.ContentDir(), "ingest", "*", "ref"))
+	if err != nil || len(refs) != 5 {
+		t.Fatalf("got %v, %v", refs, err)
+	}
+	for _, path := range refs {
+		b, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		name, dir := filepath.Base(string(b)), filepath.Dir(path)
+		dirs[name] = dir
+		switch name {
+		case "gone", "new":
+			err = os.Remove(path)
+		case "empty":
+			err = os.Truncate(path, 0)
+		case "zero":
+			err = os.WriteFile(path, make([]byte, len(b)), 0o600)
+		}
+		if name != "new" {
+			hourAgo := time.Now().Add(-time.Hour)
+			err = errors.Join(err, os.Chtimes(dir, hourAgo, hourAgo))
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	store := blobs.WithLocalFiles(n.ContentDir, n.Content).(blobs.Cleaner)
+	if err := store.RemoveNameless(ctx, time.Now().Add(-time.Minute)); err != nil {
+		t.Fatal(err)
+	}
+	for name, want := range map[string]bool{"whole": true, "gone": false, "empty": false, "zero": false, "new": true} {
+		if _, err := os.Stat(dirs[name]); (err == nil) != want {
+			t.Errorf("%s: got %v, want that it exists: %t", name, err, want)
+		}
+	}
+	if err := blobs.WithLocalFiles(func() string { return "" }, n.Content).(blobs.Cleaner).RemoveNameless(ctx, time.Now()); err != nil {
+		t.Errorf("without a directory: %v", err)
+	}
+}
+
+// TestOpenWrite opens what is written under a name, in one namespace.
+func TestOpenWrite(t *testing.T) {
+	n := ctdtest.New(t)
+	for _, ns := range []string{ctdtest.Namespace, "other"} {
+		ctx := n.InNamespace(t, ns)
+		w, err := n.DB.ContentStore().Writer(ctx, content.WithRef("registry.example/app@registry.example/layer"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := w.Write([]byte(ns)); err != nil {
+			t.Fatal(err)
+		}
+		if err := w.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	store := blobs.WithLocalFiles(n.ContentDir, n.Content).(blobs.Opener)
+	for _, ns := range []string{ctdtest.Namespace, "other"} {
+		f, err := store.OpenWrite(n.InNamespace(t, ns), "registry.example/app@registry.example/layer")
+		if err != nil {
+			t.Fatal(err)
+		}
+		b, err := io.ReadAll(f)
+		if err := errors.Join(err, f.Close()); err != nil || string(b) != ns {
+			t.Errorf("got %q, %v, want %q", b, err, ns)
+		}
+	}
+	if _, err := store.OpenWrite(n.Context(t), "layer"); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("got %v, want that it does not exist", err)
 	}
 }

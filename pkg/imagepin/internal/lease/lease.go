@@ -58,7 +58,11 @@ const cleanupTimeout = 30 * time.Second
 // expire at an absolute time, so the content of a pull that takes long, or during which the clock is set, would be
 // collected. [DeleteLeftovers] deletes those of killed calls.
 func With(ctx context.Context, manager leases.Manager, p Purpose, fn func(context.Context) error) error {
-	l, err := manager.Create(ctx, leases.WithRandomID(), leases.WithLabel(imagepin.LeaseLabel, string(p)))
+	return withLabels(ctx, manager, map[string]string{imagepin.LeaseLabel: string(p)}, fn)
+}
+
+func withLabels(ctx context.Context, manager leases.Manager, labels map[string]string, fn func(context.Context) error) error {
+	l, err := manager.Create(ctx, leases.WithRandomID(), leases.WithLabels(labels))
 	if err != nil {
 		return fmt.Errorf("create a lease: %w", err)
 	}

@@ -1,0 +1,77 @@
+package command
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/docker/go-units"
+	"github.com/urfave/cli/v3"
+
+	api "github.com/imagepin/imagepin/api/imagepin/v1"
+)
+
+const limitRateDescription = `Limits what the node receives from registries, in bytes per second, also for
+pulls that run. 0 means no limit. The limit is kept over a restart; --reset
+returns to max_download_rate of the configuration. Without RATE it shows the
+limit.
+
+Examples:
+  imagepin limit-rate
+  imagepin limit-rate 10MiB
+  imagepin limit-rate --reset`
+
+func (a *app) limitRateCommand() *cli.Command {
+	return &cli.Command{
+		Name:        "limit-rate",
+		Usage:       "Limit what the node receives from registries",
+		ArgsUsage:   "[RATE]",
+		Description: limitRateDescription,
+		Flags:       []cli.Flag{&cli.BoolFlag{Name: "reset", Usage: "use the limit of the configuration"}},
+		Action:      a.limitRate,
+	}
+}
+
+func (a *app) limitRate(ctx context.Context, cmd *cli.Command) error {
+	q := &api.LimitRateRequest{Reset_: cmd.Bool("reset")}
+	args, err := arguments(cmd, "[RATE]")
+	if err != nil {
+		return err
+	}
+	if len(args) > 0 && args[0] != "" {
+		n, err := units.RAMInBytes(args[0])
+		switch {
+		case err != nil || n < 0:
+			return fmt.Errorf("RATE %q must be a size such as 10MiB", args[0])
+		case q.Reset_:
+			return errors.New("RATE and --reset cannot be used together")
+		}
+		q.BytesPerSecond = &n
+	}
+	return a.call(ctx, cmd, func(ctx context.Context, c api.ControlClient) error {
+		r, err := c.LimitRate(ctx, q)
+		if err != nil {
+			return err
+		}
+		return a.print(cmd, r, func() error {
+			_, err := fmt.Fprintln(a.Out, rateText(r))
+			return err
+		})
+	})
+}
+
+// rateText returns the limit of what the node receives.
+func rateText(r *api.DownloadRate) string {
+	text := limitText(r.GetBytesPerSecond())
+	if r.GetChanged() {
+		text += " (configured: " + limitText(r.GetConfigured()) + ")"
+	}
+	return text
+}
+
+func limitText(n int64) string {
+	if n == 0 {
+		return "no limit"
+	}
+	return units.BytesSize(float64(n)) + "/s"
+}

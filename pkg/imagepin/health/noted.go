@@ -1,0 +1,185 @@
+package health
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/containerd/containerd/v2/core/snapshots"
+	"github.com/containerd/errdefs"
+	"github.com/opencontainers/go-digest"
+
+	"github.com/imagepin/imagepin/pkg/imagepin"
+	"github.com/imagepin/imagepin/pkg/imagepin/store"
+)
+
+// noted are the snapshots whose files are known to be damaged. They stay damaged until they are removed, or forgotten.
+type noted struct {
+	mu  sync.Mutex
+	all map[store.Snapshot]damaged
+}
+
+// damaged is a snapshot with damaged files.
+type damaged struct {
+	why     string
+	created time.Time // when containerd created it; a snapshot that replaced it was created later
+}
+
+// damageLabel is a label on a snapshot with damaged files, that is about to be removed with those above it. Its value describes the
+// damage. A removal that is interrupted can leave the snapshot.
+const damageLabel = imagepin.LabelPrefix + "damaged"
+
+// maxDamageLabel limits the value of damageLabel, in bytes.
+const maxDamageLabel = 1024
+
+// note notes that a snapshot is damaged.
+func (n *noted) note(ctx context.Context, snapshotter snapshots.Snapshotter, sn store.Snapshot, why string) error {
+	info, err := snapshotter.Stat(ctx, sn.ChainID.String())
+	if err == nil {
+		n.add(sn, damaged{why, info.Created})
+	}
+	return err
+}
+
+func (n *noted) add(sn store.Snapshot, d damaged) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.all == nil {
+		n.all = make(map[store.Snapshot]damaged)
+	}
+	n.all[sn] = d
+}
+
+// read notes that a snapshot is damaged if it has the label, and forgets the one that it replaced.
+func (n *noted) read(snapshotter string, info snapshots.Info) {
+	sn := store.Snapshot{Snapshotter: snapshotter, ChainID: digest.Digest(info.Name)}
+	if d, ok := n.get(sn); ok && !info.Created.Equal(d.created) {
+		n.forget(sn)
+	}
+	if why := info.Labels[damageLabel]; why != "" {
+		n.add(sn, damaged{why, info.Created})
+	}
+}
+
+// mark labels a snapshot that is known to be damaged.
+func (n *noted) mark(ctx context.Context, snapshotter snapshots.Snapshotter, sn store.Snapshot) error {
+	d, ok := n.get(sn)
+	if !ok {
+		return nil
+	}
+	return setLabel(ctx, snapshotter, sn.ChainID.String(), imagepin.Bound(d.why, maxDamageLabel))
+}
+
+// setLabel sets the label of a snapshot, or removes it if the value is empty.
+func setLabel(ctx context.Context, snapshotter snapshots.Snapshotter, name, value string) error {
+	_, err := snapshotter.Update(ctx, snapshots.Info{Name: name, Labels: map[string]string{damageLabel: value}}, "labels."+damageLabel)
+	if errdefs.IsNotFound(err) {
+		return nil
+	}
+	return err
+}
+
+// RemoveLabels removes the labels of this package from all snapshots, and returns how many had one. With dry it only counts them.
+func RemoveLabels(ctx context.Context, snapshotter snapshots.Snapshotter, dry bool) (n int, _ error) {
+	var names []string
+	err := snapshotter.Walk(ctx, func(_ context.Context, info snapshots.Info) error {
+		if info.Labels[damageLabel] != "" {
+			names = append(names, info.Name)
+		}
+		return nil
+	})
+	if err != nil && !errdefs.IsNotFound(err) {
+		return 0, err
+	}
+	for _, name := range names {
+		if dry {
+			break
+		}
+		if err := setLabel(ctx, snapshotter, name, ""); err != nil {
+			return n, fmt.Errorf("remove the label of snapshot %s: %w", name, err)
+		}
+	}
+	return len(names), nil
+}
+
+// forget forgets a snapshot.
+func (n *noted) forget(sn store.Snapshot) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	delete(n.all, sn)
+}
+
+func (n *noted) get(sn store.Snapshot) (damaged, bool) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	d, ok := n.all[sn]
+	return d, ok
+}
+
+func (n *noted) empty() bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return len(n.all) == 0
+}
+
+// of describes the damage of a snapshot by itself. It returns "" if none is known.
+func (n *noted) of(ctx context.Context, snapshotter snapshots.Snapshotter, sn store.Snapshot) (why string, _ error) {
+	d, ok := n.get(sn)
+	if !ok {
+		return "", nil
+	}
+	info, err := snapshotter.Stat(ctx, sn.ChainID.String())
+	if err != nil && !errdefs.IsNotFound(err) {
+		return "", fmt.Errorf("look at snapshot %s in %s: %w", sn.ChainID, sn.Snapshotter, err)
+	}
+	if err != nil || !info.Created.Equal(d.created) {
+		n.forget(sn)
+		return "", nil
+	}
+	return d.why, nil
+}
+
+// below describes the known damage of the lowest damaged snapshot of a chain. It returns "" if none is known.
+func (n *noted) below(ctx context.Context, snapshotter snapshots.Snapshotter, sn store.Snapshot) (why string, _ error) {
+	if n.empty() {
+		return "", nil
+	}
+	for name := sn.ChainID.String(); name != ""; {
+		info, err := snapshotter.Stat(ctx, name)
+		if errdefs.IsNotFound(err) {
+			return why, nil
+		}
+		if err != nil {
+			return "", fmt.Errorf("look at snapshot %s in %s: %w", name, sn.Snapshotter, err)
+		}
+		level := store.Snapshot{Snapshotter: sn.Snapshotter, ChainID: digest.Digest(name)}
+		if d, ok := n.get(level); ok && info.Created.Equal(d.created) {
+			why = d.why
+		}
+		name = info.Parent
+	}
+	return why, nil
+}
+
+// Forget forgets the damaged files of an entry's snapshots, after they were replaced under the same names.
+func (c *Checker) Forget(ctx context.Context, e imagepin.Entry) error {
+	snapshotter := c.config.Snapshotter(e.Target.Snapshotter)
+	for name := e.ChainID.String(); name != ""; {
+		c.damage.forget(store.Snapshot{Snapshotter: e.Target.Snapshotter, ChainID: digest.Digest(name)})
+		info, err := snapshotter.Stat(ctx, name)
+		if errdefs.IsNotFound(err) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		if info.Labels[damageLabel] != "" {
+			if err := setLabel(ctx, snapshotter, name, ""); err != nil {
+				return fmt.Errorf("remove the label of snapshot %s in %s: %w", name, e.Target.Snapshotter, err)
+			}
+		}
+		name = info.Parent
+	}
+	return nil
+}

@@ -1,0 +1,245 @@
+package reconcile
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/opencontainers/go-digest"
+
+	"github.com/imagepin/imagepin/pkg/imagepin"
+	"github.com/imagepin/imagepin/pkg/imagepin/health"
+)
+
+// fakeBoot is a boot after another one.
+type fakeBoot struct {
+	id       string
+	compared bool
+	began    time.Time
+	synced   []string // tags
+	fail     error    // of Sync
+}
+
+func (b *fakeBoot) ID() string              { return b.id }
+func (b *fakeBoot) Compared() (bool, error) { return b.compared, nil }
+func (b *fakeBoot) SetCompared() error      { b.compared = true; return nil }
+func (b *fakeBoot) Older(at time.Time) bool { return at.Before(b.began) }
+func (b *fakeBoot) Sync(_ context.Context, e imagepin.Entry) error {
+	b.synced = append(b.synced, e.Ref)
+	return b.fail
+}
+
+// reboot starts another reconciler after a boot, which has not compared anything yet. queued are the losses that it queues.
+func (d *filesNode) reboot(t *testing.T, b *fakeBoot) (queued *[]health.Loss) {
+	t.Helper()
+	d.boot = b
+	d.start(t, d.config.Runtimes())
+	queued = new([]health.Loss)
+	d.unmarked.damaged = func(_ context.Context, losses ...health.Loss) { *queued = append(*queued, losses...) }
+	return queued
+}
+
+// offered returns the references in the index.
+func (d *filesNode) offered() (refs []string) {
+	for _, img := range d.store.Images() {
+		for _, e := range img.Entries {
+			refs = append(refs, e.Ref)
+		}
+	}
+	return refs
+}
+
+// TestUnmarkedAfterBoot replaces the content of a file by zeros, as a power cut can. After the boot, no image is offered before it is
+// compared; the damaged one is queued for repair and never offered, and the other one is made durable and marked, once.
+func TestUnmarkedAfterBoot(t *testing.T) {
+	for kind := range kinds {
+		t.Run(kind, func(t *testing.T) {
+			d := newFilesNode(t, kind)
+			path := filepath.Join(d.directory(t, d.images[0].ChainID), "etc/a")
+			noError(t, os.WriteFile(path, bytes.Repeat([]byte{0}, 1), 0o755))
+			b := &fakeBoot{id: "second", began: time.Now().Add(time.Hour)}
+			queued := d.reboot(t, b)
+			if got := d.offered(); len(got) > 0 || b.compared {
+				t.Fatalf("before: %q are offered, all compared: %t", got, b.compared)
+			}
+			waited := make(chan error, 2)
+			for _, name := range []string{"registry.example/b:other", d.images[1].Config.Digest.String()} {
+				go func() { waited <- d.WaitCompared(d.ctx, name) }()
+			}
+			d.unmarked.run(d.ctx)
+			for range 2 {
+				noError(t, <-waited)
+			}
+			noError(t, d.WaitCompared(d.ctx, tagA))
+			if got := d.offered(); !slices.Equal(got, []string{tagB}) || !b.compared {
+				t.Errorf("after: %q are offered, all compared: %t", got, b.compared)
+			}
+			if len(*queued) != 1 || (*queued)[0].Entry.Ref != tagA || !(*queued)[0].DamagedFiles {
+				t.Errorf("queued %+v, want the repair of %s", *queued, tagA)
+			}
+			if e := d.store.ByRef(tagB)[0]; e.Durable != "second" || !slices.Equal(b.synced, []string{tagB}) {
+				t.Errorf("got mark %q, synced %q", e.Durable, b.synced)
+			}
+			d.wantNothingLeft(t)
+
+			third := &fakeBoot{id: "third", began: time.Now().Add(time.Hour)}
+			d.reboot(t, third)
+			if got := d.offered(); !slices.Equal(got, []string{tagB}) {
+				t.Errorf("after the next boot: %q are offered", got)
+			}
+			d.unmarked.run(d.ctx)
+			if len(third.synced) > 0 || !third.compared {
+				t.Errorf("after the next boot: synced %q, all compared: %t", third.synced, third.compared)
+			}
+		})
+	}
+}
+
+// TestUnmarkedAdopted checks that the images of other tools that are adopted after a boot are compared too, before they are offered.
+func TestUnmarkedAdopted(t *testing.T) {
+	d := newFilesNode(t, "overlayfs")
+	all, err := d.Images.List(d.ctx)
+	noError(t, err)
+	for _, img := range all { // as it was before imagepin was installed
+		if img.Name != tagA && img.Name != tagB {
+			noError(t, d.Images.Delete(d.ctx, img.Name))
+			continue
+		}
+		img.Labels = nil
+		_, err := d.Images.Update(d.ctx, img, "labels")
+		noError(t, err)
+	}
+	noError(t, os.Truncate(filepath.Join(d.directory(t, d.images[0].ChainID), "etc/a"), 0))
+	b := &fakeBoot{id: "second", began: time.Now().Add(time.Hour)}
+	queued := d.reboot(t, b)
+	if got := d.offered(); len(got) > 0 {
+		t.Errorf("before: %q are offered", got)
+	}
+	d.unmarked.run(d.ctx)
+	if got := d.offered(); !slices.Equal(got, []string{tagB}) || d.store.ByRef(tagB)[0].Durable != "second" {
+		t.Errorf("after: %q are offered", got)
+	}
+	if len(*queued) != 1 || (*queued)[0].Entry.Ref != tagA || !(*queued)[0].DamagedFiles {
+		t.Errorf("queued %+v, want the repair of %s", *queued, tagA)
+	}
+}
+
+// TestUnmarkedUnverified checks that an image whose layers are not on the node is offered without a mark, and so is one that cannot be
+// made durable.
+func TestUnmarkedUnverified(t *testing.T) {
+	d := newFilesNode(t, "overlayfs")
+	noError(t, d.Content.Delete(d.ctx, d.images[0].Layer.Digest))
+	b := &fakeBoot{id: "second", began: time.Now().Add(time.Hour), fail: errors.New("the disk fails")}
+	queued := d.reboot(t, b)
+	d.unmarked.run(d.ctx)
+	if got := d.offered(); len(got) != 2 || !b.compared || len(*queued) > 0 || !slices.Equal(b.synced, []string{tagB}) {
+		t.Errorf("%q are offered, all compared: %t, queued %+v, synced %q", got, b.compared, *queued, b.synced)
+	}
+	if a, b := d.Unverified(d.store.ByRef(tagA)[0]), d.Unverified(d.store.ByRef(tagB)[0]); !strings.HasSuffix(a, "is not on the node") || b != "" {
+		t.Errorf("got unverified %q and %q, want only %s", a, b, tagA)
+	}
+	for _, img := range d.store.Images() {
+		if mark := img.Entries[0].Durable; mark != "" {
+			t.Errorf("%s has mark %q", img.Entries[0].Ref, mark)
+		}
+	}
+}
+
+// TestUnmarkedOfThisBoot checks that images of the running boot, and all after a comparison, are offered at once.
+func TestUnmarkedOfThisBoot(t *testing.T) {
+	d := newFilesNode(t, "overlayfs")
+	for name, b := range map[string]*fakeBoot{"of this boot": {id: "x"}, "compared": {id: "x", compared: true, began: time.Now().Add(time.Hour)}} {
+		d.reboot(t, b)
+		if got := d.offered(); len(got) != 2 {
+			t.Errorf("%s: %q are offered", name, got)
+		}
+		noError(t, d.WaitCompared(d.ctx, tagA))
+	}
+}
+
+// TestUnmarkedInOrder checks that an image that a call waits for is compared first, and that a start that ends before all are compared
+// lets calls continue, and is followed by another comparison.
+func TestUnmarkedInOrder(t *testing.T) {
+	for _, tag := range []string{tagA, tagB} {
+		d := newFilesNode(t, "overlayfs")
+		b := &fakeBoot{id: "second", began: time.Now().Add(time.Hour)}
+		d.reboot(t, b)
+		gone, cancel := context.WithCancel(d.ctx)
+		cancel()
+		if err := d.WaitCompared(gone, tag); !errors.Is(err, context.Canceled) {
+			t.Fatalf("got %v, want %v", err, context.Canceled)
+		}
+		d.unmarked.run(gone)
+		noError(t, d.WaitCompared(d.ctx, tag))
+		if b.compared || len(d.offered()) > 0 {
+			t.Errorf("after a start that ended: all compared: %t, offered %q", b.compared, d.offered())
+		}
+		d.reboot(t, b)
+		if err := d.WaitCompared(gone, tag); !errors.Is(err, context.Canceled) {
+			t.Fatalf("got %v, want %v", err, context.Canceled)
+		}
+		d.unmarked.run(d.ctx)
+		if len(b.synced) != 2 || b.synced[0] != tag {
+			t.Errorf("compared %q, want %s first", b.synced, tag)
+		}
+	}
+}
+
+// TestPullDuringComparison checks that an image on a snapshot that is not compared yet is compared before a pull records it.
+func TestPullDuringComparison(t *testing.T) {
+	d := newFilesNode(t, "overlayfs")
+	e := d.store.ByRef(tagA)[0]
+	d.truncate(t, d.base, "bin/base")
+	d.reboot(t, &fakeBoot{id: "second", began: time.Now().Add(time.Hour)})
+	if why, err := d.config.Checker.SnapshotDamage(d.ctx, e); err != nil || why == "" {
+		t.Errorf("got %q, %v, want the damage", why, err)
+	}
+}
+
+// noRetained is a node without pins.
+type noRetained struct{}
+
+func (noRetained) Sync(context.Context, ...digest.Digest) error { return nil }
+func (noRetained) SyncAll(context.Context) error                { return nil }
+
+// TestFreshImages pulls images with another tool while the node runs. They are made durable with one sync. One that the tool unpacked on
+// a layer without its files is queued for repair, and one that has moved meanwhile has no mark.
+func TestFreshImages(t *testing.T) {
+	d := newFilesNode(t, "overlayfs")
+	b := &fakeBoot{id: "boot"}
+	d.config.Boot, d.config.Retained = b, noRetained{}
+	var queued []health.Loss
+	d.fresh.damaged = func(_ context.Context, losses ...health.Loss) { queued = append(queued, losses...) }
+	noError(t, os.Truncate(filepath.Join(d.directory(t, d.images[0].ChainID), "etc/a"), 0))
+	for _, ref := range []string{tagA, tagB} { // adopted again by events
+		img, err := d.Images.Get(d.ctx, ref)
+		noError(t, err)
+		img.Name = strings.Replace(ref, ":1", ":fresh", 1)
+		img.Labels = nil
+		img, err = d.Images.Create(d.ctx, img)
+		noError(t, err)
+		noError(t, d.adopter.adoptNow(d.ctx, img, d.unanswered.onNode(d.ctx)))
+	}
+	d.fresh.makeDurable(d.ctx)
+	for ref, want := range map[string]string{tagA: "", tagB: "boot"} {
+		ref = strings.Replace(ref, ":1", ":fresh", 1)
+		if all := d.store.ByRef(ref); len(all) != 1 || all[0].Durable != want {
+			t.Errorf("%s: got %+v, want mark %q", ref, all, want)
+		}
+	}
+	if len(b.synced) != 1 || len(queued) != 1 || !queued[0].DamagedFiles || !strings.HasPrefix(queued[0].Entry.Ref, "registry.example/a:fresh") {
+		t.Errorf("%d syncs, queued %+v", len(b.synced), queued)
+	}
+	b.fail = errors.New("the disk fails")
+	d.fresh.add(d.store.ByRef("registry.example/a:fresh")...)
+	d.fresh.makeDurable(d.ctx)
+	if len(queued) != 1 {
+		t.Errorf("queued %+v without a sync", queued)
+	}
+}
