@@ -23,8 +23,11 @@ import (
 )
 
 // betweenRemovals are the failpoints of a repair that begins between the removals of two snapshots: it fails, records that the key is
-// damaged, and collects what it leaves.
-var betweenRemovals = []string{"collect.leased", "collect.done", "check.viewed", "store.write", "store.commit"}
+// damaged, and collects what it leaves. If it loses what it has unpacked again and again, it asks the registry.
+var betweenRemovals = []string{
+	"collect.leased", "collect.done", "check.viewed", "store.write", "store.commit",
+	"pull.chosen", "pull.unpacked", "pull.kept", "pull.made", "pull.recorded",
+}
 
 // scenario is an operation during which containerd is killed at each failpoint.
 type scenario struct {

@@ -136,7 +136,7 @@ func (n *Node) NodeKey() string {
 }
 
 // BootFile returns the path of the file with the ID of the last boot whose first start has collected what pulls had left.
-func (n *Node) BootFile() string { return filepath.Join(filepath.Dir(n.NodeKey()), "boot") }
+func (n *Node) BootFile() string { return filepath.Join(filepath.Dir(n.NodeKey()), "boot-collected") }
 
 // VerifierDir returns the bin_dir of image verifier plugins. It is empty at first.
 func (n *Node) VerifierDir() string { return n.Path("verifiers") }

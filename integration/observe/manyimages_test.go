@@ -182,6 +182,7 @@ func putMany(ctx context.Context, root *offline.Root, name string, base ocispec.
 			Key:  imagepin.Key{Ref: ref, Target: runtimeplatform.Target{Platform: images.HostPlatform(), Snapshotter: offline.Snapshotter}},
 			Root: manifest, Manifest: manifest.Digest, ImageID: config.Digest, ChainID: digest.Digest(top), User: "1000",
 			Size: manifest.Size + config.Size + base.Size, ReadyAt: time.Unix(1_700_000_000, 0), Source: imagepin.SourcePull, Host: "registry.example.com",
+			Durable: "an earlier boot",
 		})
 		if err != nil {
 			return "", manyImage{}, err

@@ -1,9 +1,9 @@
 package repair
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -14,13 +14,12 @@ import (
 	"github.com/imagepin/imagepin/integration/testkit"
 )
 
-var mark = regexp.MustCompile(`,"durable":"[^"]*"`)
-
 // TestUnmarkedAfterBoot starts a node after another boot, with images without a mark of durability. One has lost the content of all of
-// its files, one lacks its layer and is unverified, and the registry is down. Calls wait for the comparison; the damaged image is offered when it is unpacked again.
+// its files, one lacks its layer and is unverified, and the registry is down. Calls wait for the comparison; the damaged image is
+// offered when it is unpacked again.
 func TestUnmarkedAfterBoot(t *testing.T) {
 	t.Parallel()
-	r := testkit.NewRig(t, node.Options{})
+	r := testkit.NewRig(t, node.Options{Extra: fmt.Sprintf("[plugins.%q]\nsync = false\n", testkit.OurSection)})
 	lost, _ := r.Push("lost:v1", testimages.Options{Version: "lost"}, testimages.HostPlatform())
 	kept, _ := r.Push("kept:v1", testimages.Options{Version: "kept"}, testimages.HostPlatform())
 	bare, _ := r.Push("bare:v1", testimages.Options{Version: "bare"}, testimages.HostPlatform())
@@ -32,25 +31,10 @@ func TestUnmarkedAfterBoot(t *testing.T) {
 	id := r.MustPull(kept, "runc")
 	r.MustRemovePod(r.MustPod("runc")) // pulls the sandbox image
 	truncateAll(t, r.DirectoryIn(lost, "overlayfs"))
-	all, err := r.Client().ImageService().List(testkit.NSContext(r.Ctx))
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, img := range all {
-		for name, value := range img.Labels {
-			if !strings.HasPrefix(name, "io.imagepin.key.") || !mark.MatchString(value) {
-				continue
-			}
-			img.Labels[name] = mark.ReplaceAllString(value, "")
-			if _, err := r.Client().ImageService().Update(testkit.NSContext(r.Ctx), img, "labels."+name); err != nil {
-				t.Fatal(err)
-			}
-		}
-	}
 	if err := r.Kill9(); err != nil {
 		t.Fatal(err)
 	}
-	file := filepath.Join(filepath.Dir(r.NodeKey()), "boot")
+	file := filepath.Join(filepath.Dir(r.NodeKey()), "boot-compared")
 	before, err := os.ReadFile(file)
 	if err != nil || len(before) == 0 {
 		t.Fatalf("the boot is not recorded: %q, %v", before, err)
@@ -59,7 +43,7 @@ func TestUnmarkedAfterBoot(t *testing.T) {
 		t.Fatal(err)
 	}
 	r.Reg.Down()
-	if err := r.Restart(r.Ctx, nil); err != nil {
+	if err := r.Restart(r.Ctx, func(o *node.Options) { o.Extra = "" }); err != nil {
 		t.Fatal(err)
 	}
 	r.MustRemovePod(r.MustPod("runc"))

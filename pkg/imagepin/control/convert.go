@@ -53,7 +53,7 @@ const (
 	stateReady   = "ready"
 	stateDamaged = "damaged"
 	stateUnused  = "unused"
-	// stateUnverified is that of a key that is ready.
+	// stateUnverified is that of a key that is ready, or that calls wait for.
 	stateUnverified = "unverified"
 )
 
@@ -61,6 +61,9 @@ const (
 func (s *Server) damagedKey(d store.Damaged) *api.Key {
 	k := s.key(d.Entry)
 	k.State, k.Problem, k.Since = stateDamaged, d.Reason, nil
+	if d.Waiting {
+		k.State = stateUnverified
+	}
 	if !d.DamagedAt.IsZero() {
 		k.Since = timestamppb.New(d.DamagedAt)
 	}

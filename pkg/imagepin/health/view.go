@@ -3,6 +3,7 @@ package health
 import (
 	"context"
 	"fmt"
+	"strings"
 
 	"github.com/containerd/containerd/v2/core/leases"
 	"github.com/containerd/containerd/v2/core/mount"
@@ -14,6 +15,25 @@ import (
 
 // viewPrefix is the prefix of the names of the views that are used to check the directories of snapshots.
 const viewPrefix = "imagepin-check-"
+
+// RemoveViews removes the views of checks that were killed, which are a part of what their leases hold. The end of such a lease also
+// removes them, but containerd keeps their records in their parents then (core/metadata/gc.go): no call removes the parents any more.
+func (c *Checker) RemoveViews(ctx context.Context, held []leases.Resource) error {
+	for _, r := range held {
+		name, ok := strings.CutPrefix(r.Type, "snapshots/")
+		if !ok || !strings.HasPrefix(r.ID, viewPrefix) {
+			continue
+		}
+		snapshotter := c.config.Snapshotter(name)
+		if snapshotter == nil {
+			continue
+		}
+		if err := snapshotter.Remove(ctx, r.ID); err != nil && !errdefs.IsNotFound(err) {
+			return fmt.Errorf("remove the view %s of a check in %s: %w", r.ID, name, err)
+		}
+	}
+	return nil
+}
 
 // withView calls fn with the mounts of a snapshot, which stays while fn runs. If there is no view, it returns an error and does not
 // call fn. The context must have a lease, or withView returns ErrFailedPrecondition.

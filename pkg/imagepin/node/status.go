@@ -52,7 +52,7 @@ func (s *Service) status(ctx context.Context) *api.StatusResponse {
 	if n := s.unverified(); n > 0 {
 		st.Problems = append(st.Problems, &api.Problem{
 			Message: fmt.Sprintf("unverified keys: %d", n),
-			Hint:    "After the last boot, their files could not be compared with their layers. Pods can use them. To see the reasons, run: imagepin check --deep",
+			Hint:    "Since the last boot, their files have not been compared with their layers. Pods can use them, or wait for the comparison. To see the reasons, run: imagepin images",
 		})
 	}
 	for namespace, used := range n.pins.Namespaces() {
@@ -67,8 +67,13 @@ func (s *Service) status(ctx context.Context) *api.StatusResponse {
 	return st
 }
 
-// unverified returns the number of keys whose files could not be compared after the boot.
+// unverified returns the number of keys whose files were not compared after the boot, because they wait for it or could not be.
 func (s *Service) unverified() (n int) {
+	for _, d := range s.node.store.Damaged() {
+		if d.Waiting {
+			n++
+		}
+	}
 	for _, img := range s.node.store.Images() {
 		for _, e := range img.Entries {
 			if s.reconciler.Unverified(e) != "" {
@@ -94,7 +99,12 @@ func runningPulls(all []pull.Running) (first []*api.RunningPull, more int64) {
 
 func (s *Service) indexStatus() *api.IndexStatus {
 	st := &api.IndexStatus{
-		PendingRepairs: int64(s.reconciler.PendingRepairs()), Damaged: int64(len(s.node.store.Damaged())), Dropped: s.reconciler.Dropped(),
+		PendingRepairs: int64(s.reconciler.PendingRepairs()), Dropped: s.reconciler.Dropped(),
+	}
+	for _, d := range s.node.store.Damaged() {
+		if !d.Waiting {
+			st.Damaged++
+		}
 	}
 	for _, img := range s.node.store.Images() {
 		for _, e := range img.Entries {

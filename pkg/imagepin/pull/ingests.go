@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"slices"
 	"strings"
 
 	"github.com/containerd/containerd/v2/core/content"
@@ -242,12 +243,13 @@ type ingest struct {
 	ctx       context.Context
 	store     ingests
 	opts      content.WriterOpts
-	host      string // whose write it is
-	name      string // of the write
-	settled   bool   // bytes of the host were written
-	begun     bool   // Status was called
-	resumed   bool   // an earlier write has begun the blob
-	mixed     bool   // bytes of another host were written
+	host      string   // whose write it is
+	left      []string // the hosts whose writes it was before
+	name      string   // of the write
+	settled   bool     // bytes of the host were written
+	begun     bool     // Status was called
+	resumed   bool     // an earlier write has begun the blob
+	mixed     bool     // bytes of another host were written
 	committed bool
 	wrong     bool // what is written is not the blob
 }
@@ -276,11 +278,11 @@ func (w *ingest) complete() bool {
 }
 
 // Write implements content.Writer. If the bytes come from another host than what is written, it continues what that host has sent
-// before, and fails with content.ErrReset: content.Copy then goes on from there. If the host changes later, what is written is not
-// kept for another pull.
+// before, and fails with content.ErrReset: content.Copy then goes on from there. It does not go back to a host: each request can be
+// answered by another one. If the host changes later, what is written is not kept for another pull.
 func (w *ingest) Write(p []byte) (int, error) {
 	if host := w.source(); host != "" && host != w.host {
-		if w.settled {
+		if w.settled || slices.Contains(w.left, host) {
 			w.mixed = true
 		} else if at, err := w.moveTo(host); err != nil {
 			return 0, err
@@ -307,8 +309,9 @@ func (w *ingest) moveTo(host string) (elsewhere bool, _ error) {
 		return false, err
 	}
 	_ = w.Writer.Close()
+	w.left = append(w.left, w.host)
 	if status.Offset == 0 {
-		w.abort()
+		w.abort(w.name)
 	}
 	if err := w.open(host); err != nil {
 		return false, err
@@ -334,13 +337,18 @@ func (w *ingest) Commit(ctx context.Context, size int64, expected digest.Digest,
 	if w.wrong = errdefs.IsFailedPrecondition(err); w.wrong && w.resumed && w.restart() == nil {
 		return content.ErrReset
 	}
+	if w.wrong {
+		for _, host := range w.left { // the next fetch would begin with what they have sent, and be reset again
+			w.abort(w.store.find(ctx, host, w.opts.Ref).name)
+		}
+	}
 	return err
 }
 
 // restart starts again with nothing.
 func (w *ingest) restart() error {
 	_ = w.Writer.Close()
-	w.abort()
+	w.abort(w.name)
 	if err := w.open(w.host); err != nil {
 		return err
 	}
@@ -377,16 +385,16 @@ func (w *ingest) Close() error {
 	}
 	err := w.Writer.Close()
 	if w.wrong {
-		w.abort()
+		w.abort(w.name)
 	}
 	return err
 }
 
-// abort deletes what is written, also if the caller has gone.
-func (w *ingest) abort() {
+// abort deletes a write, also if the caller has gone.
+func (w *ingest) abort(name string) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(w.ctx), cleanupTimeout)
 	defer cancel()
-	if err := w.store.Store.Abort(ctx, w.name); err != nil && !errdefs.IsNotFound(err) {
+	if err := w.store.Store.Abort(ctx, name); err != nil && !errdefs.IsNotFound(err) {
 		log.G(ctx).WithError(err).WithField("digest", w.opts.Desc.Digest).Warn("cannot delete what a registry has sent of a blob")
 	}
 }

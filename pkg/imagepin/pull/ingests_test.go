@@ -90,6 +90,46 @@ func TestBeginningOfAnotherHost(t *testing.T) {
 	}
 }
 
+// TestHostsInTurn has a part of a blob from a host, which does not serve the rest, and always serves its beginning. The fetch ends.
+func TestHostsInTurn(t *testing.T) {
+	n := ctdtest.New(t)
+	ctx, done := n.Lease(t)
+	defer done()
+	data := bytes.Repeat([]byte("0123456789"), 10)
+	desc := ocispec.Descriptor{MediaType: ocispec.MediaTypeImageLayer, Digest: digest.FromBytes(data), Size: 100}
+	hosts := &twoHosts{answers: "a"}
+	cs := ingests{Store: n.Content, repository: "registry.example/app", origin: hosts}
+	received, err := fetchFrom(ctx, cs, desc, data, 70, nil)
+	if err == nil {
+		t.Fatal("the fetch succeeded")
+	}
+	requests := 0
+	err = remotes.Fetch(ctx, cs, fetcherFunc(func(context.Context, ocispec.Descriptor) (io.ReadCloser, error) {
+		return &inTurn{sentBody{bytes.NewReader(data), 0, &received, nil}, hosts, &requests}, nil
+	}), desc)
+	if err != nil || requests != 2 || !n.HasBlob(t, desc.Digest) {
+		t.Errorf("got %v after %d requests, want the blob after 2", err, requests)
+	}
+}
+
+// inTurn is a body of which host a sends the beginning, and host b the rest.
+type inTurn struct {
+	sentBody
+	hosts    *twoHosts
+	requests *int
+}
+
+func (b *inTurn) Seek(offset int64, whence int) (int64, error) {
+	if *b.requests++; *b.requests > 10 {
+		return 0, errors.New("too many requests")
+	}
+	b.hosts.answers = "a"
+	if offset > 0 {
+		b.hosts.answers = "b"
+	}
+	return b.sentBody.Seek(offset, whence)
+}
+
 // TestBytesOfTwoHostsAreNotKept lets a second host send the rest, which also fails. What both have sent is not kept.
 func TestBytesOfTwoHostsAreNotKept(t *testing.T) {
 	n := ctdtest.New(t)

@@ -43,6 +43,15 @@ func (l *leftovers) remove(ctx context.Context) (first bool, _ error) {
 	if err := lease.NewResumes(l.config.Leases, l.config.Content).KeepLeftovers(ctx, l.config.Records); err != nil {
 		return false, err
 	}
+	held, err := lease.LeftoverResources(ctx, l.config.Leases)
+	if err != nil {
+		return false, err
+	}
+	if l.config.Checker != nil {
+		if err := l.config.Checker.RemoveViews(ctx, held); err != nil {
+			return false, err
+		}
+	}
 	late, err := lease.DeleteLeftovers(ctx, l.config.Leases)
 	if err != nil {
 		return false, err

@@ -134,3 +134,16 @@ func TestUnreleasedOrphans(t *testing.T) {
 		t.Errorf("got %s, settled: %t", got, b.settled)
 	}
 }
+
+// TestViewOfAKilledCheck has a view of a check that was killed. After the start, the snapshot can be removed.
+func TestViewOfAKilledCheck(t *testing.T) {
+	d := newDeepNode(t)
+	chain := d.images[0].ChainID.String()
+	l, err := d.Leases.Create(d.ctx, leases.WithRandomID(), leases.WithLabel(imagepin.LeaseLabel, string(lease.Use)))
+	noError(t, err)
+	_, err = d.Snapshotter("first").View(leases.WithLease(d.ctx, l.ID), "imagepin-check-"+l.ID, chain)
+	noError(t, err)
+	mustRemove(d.ctx, t, d.leftovers)
+	d.Collect(t)
+	noError(t, d.Snapshotter("first").Remove(d.ctx, chain))
+}

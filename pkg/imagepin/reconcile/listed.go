@@ -30,7 +30,7 @@ func (r *Reconciler) PendingRepairs() int { return r.repairs.pending() }
 // not repair it.
 func (r *Reconciler) RepairDamaged() {
 	for _, d := range r.config.Store.Damaged() {
-		if _, ok := r.config.Runtimes().ForTarget(d.Target); ok {
+		if _, ok := r.config.Runtimes().ForTarget(d.Target); ok && !d.Waiting {
 			r.repairs.addOnce(health.Loss{Entry: d.Entry, Reason: d.Reason, Unverified: true})
 		}
 	}

@@ -51,7 +51,7 @@ func (r *Reconciler) load(ctx context.Context) (*found, error) {
 	for _, e := range f.lost {
 		loss, lost := r.config.Checker.Lost(e, f.have)
 		if !lost && unmarked(e) {
-			r.config.Store.NoteDamaged(e, unmarkedReason)
+			r.config.Store.NoteWaiting(e, unmarkedReason)
 			f.unmarked = append(f.unmarked, e)
 			continue
 		}

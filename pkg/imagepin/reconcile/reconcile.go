@@ -111,11 +111,12 @@ type Repairs interface {
 	EvictSnapshot(ctx context.Context, snapshotter, name string) ([]imagepin.Entry, error)
 	// EvictSeen removes an entry that is not outdated from the index.
 	EvictSeen(ctx context.Context, seen store.Seen, reason string) (evicted bool, _ error)
-	// NoteDamaged notes why a key is not ready. MarkDamaged also records that it is damaged; kept is false if it is ready, or
+	// NoteDamaged notes why a key is not ready, and NoteWaiting that calls wait for it. MarkDamaged also records that it is damaged; kept is false if it is ready, or
 	// not recorded any more.
 	Damaged() []store.Damaged
 	GetDamaged(k imagepin.Key) (store.Damaged, bool)
 	NoteDamaged(e imagepin.Entry, reason string)
+	NoteWaiting(e imagepin.Entry, reason string)
 	MarkDamaged(ctx context.Context, e imagepin.Entry, reason string) (kept bool, _ error)
 	// MarkDurable records that images are durable.
 	MarkDurable(ctx context.Context, entries ...imagepin.Entry) error

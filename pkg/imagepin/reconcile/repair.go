@@ -207,7 +207,11 @@ func (r repairer) repairLost(ctx context.Context, loss health.Loss) (Repaired, e
 		loss.Unpackable = true
 	}
 	if loss.Unpackable {
-		if unpacked, err := r.unpack(ctx, loss); err == nil {
+		unpacked, err := r.unpack(ctx, loss)
+		if errdefs.IsNotFound(err) { // another tool may have removed a snapshot meanwhile: that is no reason to ask the registry
+			unpacked, err = r.unpack(ctx, loss)
+		}
+		if err == nil {
 			if !unpacked {
 				return Unneeded, nil
 			}

@@ -95,6 +95,7 @@ func (u *unmarked) hide(ctx context.Context) (hidden []imagepin.Entry, _ error) 
 				return nil, err
 			}
 			if evicted {
+				u.config.Store.NoteWaiting(now, unmarkedReason)
 				hidden = append(hidden, now)
 			}
 		}

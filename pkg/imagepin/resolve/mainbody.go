@@ -40,9 +40,9 @@ type blobOpener interface {
 	// skip excludes a registry host, and those before it, from further requests for the blob. It reports whether other hosts
 	// remain.
 	skip(desc ocispec.Descriptor, host int) bool
-	// comesFrom notes the registry host that the blob is from, and isMixed that its beginning is from elsewhere.
+	// comesFrom notes the registry host that the blob is from, and setMixed whether its beginning is from elsewhere.
 	comesFrom(desc ocispec.Descriptor, host int)
-	isMixed(desc ocispec.Descriptor)
+	setMixed(desc ocispec.Descriptor, mixed bool)
 	// silence returns how long a connection may be silent in the middle of a blob before it counts as lost. 0 means for ever.
 	silence() time.Duration
 	// throttled reports whether what has arrived waits for a limit of the rate. A connection is not silent then.
@@ -160,9 +160,7 @@ func (m *mainBody) readUntilSilent(p []byte) (int, error) {
 // begun notes where the bytes are from that a new request returns.
 func (m *mainBody) begun() {
 	m.busy, m.away = 0, 0
-	if m.offset > 0 {
-		m.blobs.isMixed(m.desc)
-	}
+	m.blobs.setMixed(m.desc, m.offset > 0)
 	if served, ok := m.at.served(); ok {
 		m.blobs.comesFrom(m.desc, served.host)
 	}

@@ -116,7 +116,8 @@ func TestNextHostAfterWrongDigest(t *testing.T) {
 	}
 }
 
-// TestResumedElsewhere continues a blob whose beginning is on the disk. If the digest is wrong, it is fetched again once.
+// TestResumedElsewhere continues a blob whose beginning is on the disk. If the digest is wrong, it is fetched again once, and not if all
+// of it was fetched meanwhile.
 func TestResumedElsewhere(t *testing.T) {
 	a := newRegistry(t)
 	s := newResolver(t, server(a)).Session(named(t, ref), Credential{})
@@ -130,6 +131,17 @@ func TestResumedElsewhere(t *testing.T) {
 	}
 	if !s.Otherwise(a.image.Layer.Digest) || s.Otherwise(a.image.Layer.Digest) {
 		t.Error("want another way once")
+	}
+	for _, offset := range []int64{10, 0} {
+		if _, err := rc.(io.Seeker).Seek(offset, io.SeekStart); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := io.Copy(io.Discard, rc); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if s.Otherwise(a.image.Layer.Digest) {
+		t.Error("there is another way to fetch a blob that the only host has sent")
 	}
 }
 

@@ -128,8 +128,8 @@ func (b sessionBlobs) comesFrom(desc ocispec.Descriptor, host int) {
 	b.session.blobs.with(desc.Digest, func(s *blobState) { s.host = host })
 }
 
-func (b sessionBlobs) isMixed(desc ocispec.Descriptor) {
-	b.session.blobs.with(desc.Digest, func(s *blobState) { s.mixed = true })
+func (b sessionBlobs) setMixed(desc ocispec.Descriptor, mixed bool) {
+	b.session.blobs.with(desc.Digest, func(s *blobState) { s.mixed = mixed })
 }
 
 func (b sessionBlobs) silence() time.Duration {

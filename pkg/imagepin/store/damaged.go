@@ -23,11 +23,20 @@ type Damaged struct {
 	imagepin.Entry
 	// Reason describes what is wrong with the image. It may be empty.
 	Reason string
+	// Waiting is true if nothing is known to be wrong: calls wait for the comparison of its files, see [Store.NoteWaiting].
+	Waiting bool
 }
 
 // NoteDamaged notes why a key is not ready. It does nothing for a key in the index. It writes nothing, so a start has to
 // find the damage again, see [Store.MarkDamaged].
-func (s *reader) NoteDamaged(e imagepin.Entry, reason string) { s.index.noteDamaged(e, reason) }
+func (s *reader) NoteDamaged(e imagepin.Entry, reason string) {
+	s.index.noteDamaged(Damaged{Entry: e, Reason: reason})
+}
+
+// NoteWaiting is NoteDamaged for a key of which nothing is known to be wrong.
+func (s *reader) NoteWaiting(e imagepin.Entry, reason string) {
+	s.index.noteDamaged(Damaged{Entry: e, Reason: reason, Waiting: true})
+}
 
 // Damaged returns the damaged keys, in order.
 func (s *reader) Damaged() []Damaged {
@@ -83,11 +92,11 @@ func (s *reader) damagedIf(wanted func(Damaged) bool) (found []Damaged) {
 	return found
 }
 
-func (x *index) noteDamaged(e imagepin.Entry, reason string) {
+func (x *index) noteDamaged(d Damaged) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	if x.byKey[e.Key] == nil {
-		x.damaged[e.Key] = Damaged{Entry: e, Reason: reason}
+	if x.byKey[d.Key] == nil {
+		x.damaged[d.Key] = d
 	}
 }
 
@@ -142,7 +151,7 @@ func (s *writer) markDamaged(ctx context.Context, e imagepin.Entry, reason strin
 			}
 		}
 	}
-	s.index.noteDamaged(e, reason)
+	s.NoteDamaged(e, reason)
 	return true, nil
 }
 
@@ -176,7 +185,7 @@ func (s *writer) endDurable(ctx context.Context, entries []imagepin.Entry, reaso
 func (s *writer) evict(entries []imagepin.Entry, reason string) []imagepin.Entry {
 	s.index.replace(entries, nil)
 	for _, e := range entries {
-		s.index.noteDamaged(e, reason)
+		s.NoteDamaged(e, reason)
 	}
 	return entries
 }

@@ -71,7 +71,7 @@ func (s *Store) Load(ctx context.Context, look ReadyFunc) (*Loaded, error) {
 	slices.SortFunc(l.lost, compareRecorded)
 	slices.SortFunc(l.stale, compareRecorded)
 	for _, e := range l.lost {
-		l.x.noteDamaged(e, "")
+		l.x.noteDamaged(Damaged{Entry: e})
 	}
 	s.index.replaceAll(l.x, gone)
 	if all, err = s.moveTags(ctx, all, l.replaced); err != nil {

@@ -78,13 +78,38 @@ func withLabels(ctx context.Context, manager leases.Manager, labels map[string]s
 	return err
 }
 
+// leftovers lists the leases with the purposes Pull, Use and Collect.
+func leftovers(ctx context.Context, manager leases.Manager) ([]leases.Lease, error) {
+	all, err := manager.List(ctx, fmt.Sprintf("labels.%q~=^(%s|%s|%s)$", imagepin.LeaseLabel, Pull, Use, Collect))
+	if err != nil {
+		return nil, fmt.Errorf("list the leases of earlier calls: %w", err)
+	}
+	return all, nil
+}
+
+// LeftoverResources returns what the leases of killed calls hold. It must run before the first call.
+func LeftoverResources(ctx context.Context, manager leases.Manager) (held []leases.Resource, _ error) {
+	all, err := leftovers(ctx, manager)
+	if err != nil {
+		return nil, err
+	}
+	for _, l := range all {
+		of, err := manager.ListResources(ctx, l)
+		if err != nil && !errdefs.IsNotFound(err) {
+			return nil, fmt.Errorf("list what the lease %s of an earlier call holds: %w", l.ID, err)
+		}
+		held = append(held, of...)
+	}
+	return held, nil
+}
+
 // DeleteLeftovers deletes the leases of killed calls: leases with the purposes Pull, Use and Collect. It must run
 // before the first call. It returns after garbage collection of what they held, unless that takes too long: a
 // snapshotter that hangs must not block the start. late are the leases whose deletion took too long.
 func DeleteLeftovers(ctx context.Context, manager leases.Manager) (late []leases.Lease, _ error) {
-	all, err := manager.List(ctx, fmt.Sprintf("labels.%q~=^(%s|%s|%s)$", imagepin.LeaseLabel, Pull, Use, Collect))
+	all, err := leftovers(ctx, manager)
 	if err != nil {
-		return nil, fmt.Errorf("list the leases of earlier calls: %w", err)
+		return nil, err
 	}
 	for i, l := range all {
 		var opts []leases.DeleteOpt
