@@ -10,7 +10,7 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin/config"
 )
 
-// inherit reads the configuration of containerd's CRI plugins and of its transfer service. Their types are not public,
+// inherit reads the configuration of containerd's CRI plugins, of its transfer service and of its metadata database. Their types are not public,
 // so inherit converts the values in the plugin set through TOML.
 func inherit(ic *plugin.InitContext) (config.CRI, error) {
 	var c config.CRI
@@ -18,6 +18,9 @@ func inherit(ic *plugin.InitContext) (config.CRI, error) {
 		return config.CRI{}, err
 	}
 	if err := readSection(ic, plugins.CRIServicePlugin, "runtime", &c.Runtime); err != nil {
+		return config.CRI{}, err
+	}
+	if err := readSection(ic, plugins.MetadataPlugin, "bolt", &c.Metadata); err != nil {
 		return config.CRI{}, err
 	}
 	if ic.Plugins().Get(plugins.TransferPlugin, "local") == nil {

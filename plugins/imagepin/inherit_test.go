@@ -26,6 +26,9 @@ type (
 		DefaultRuntimeName string                  `toml:"default_runtime_name"`
 		Runtimes           map[string]runtimeEntry `toml:"runtimes"`
 	}
+	boltConfig struct {
+		NoSync bool `toml:"no_sync"`
+	}
 	runtimeEntry struct {
 		Type    string         `toml:"runtime_type"`
 		Options map[string]any `toml:"options"`
@@ -37,7 +40,11 @@ func initContext(t *testing.T, configs map[string]any) *plugin.InitContext {
 	t.Helper()
 	set := plugin.NewPluginSet()
 	for id, config := range configs {
-		r := plugin.Registration{Type: plugins.CRIServicePlugin, ID: id, InitFn: func(*plugin.InitContext) (any, error) { return nil, nil }}
+		of := plugins.CRIServicePlugin
+		if id == "bolt" {
+			of = plugins.MetadataPlugin
+		}
+		r := plugin.Registration{Type: of, ID: id, InitFn: func(*plugin.InitContext) (any, error) { return nil, nil }}
 		ic := plugin.NewContext(t.Context(), set, nil)
 		ic.Config = config
 		if err := set.Add(r.Init(ic)); err != nil {
@@ -52,9 +59,12 @@ func TestInherit(t *testing.T) {
 	runtimes := &runtimeConfig{ContainerdConfig: ContainerdConfig{DefaultRuntimeName: "runc", Runtimes: map[string]runtimeEntry{
 		"runc": {Type: "io.containerd.runc.v2", Options: map[string]any{"SystemdCgroup": true, "N": int64(1)}},
 	}}}
-	c, err := inherit(initContext(t, map[string]any{"images": images, "runtime": runtimes}))
+	c, err := inherit(initContext(t, map[string]any{"images": images, "runtime": runtimes, "bolt": &boltConfig{NoSync: true}}))
 	if err != nil {
 		t.Fatal(err)
+	}
+	if !c.Metadata.NoSync {
+		t.Error("no_sync of the metadata database is not read")
 	}
 	if c.Images.Snapshotter != "overlayfs" || c.Images.ImageDecryption.KeyModel != "node" || c.SandboxImage() != "pause" {
 		t.Errorf("unexpected image configuration %+v", c.Images)

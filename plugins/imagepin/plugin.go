@@ -91,6 +91,9 @@ func newNode(ic *plugin.InitContext) (*node.Node, error) {
 	for _, w := range cri.Unsupported() {
 		log.G(ic.Context).Warn(w)
 	}
+	if w := cri.Unsynced(own); w != "" {
+		log.G(ic.Context).Warn(w)
+	}
 	m, err := ic.GetSingle(plugins.MetadataPlugin)
 	if err != nil {
 		return nil, err

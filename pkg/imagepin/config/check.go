@@ -16,7 +16,7 @@ import (
 // CheckPlugins checks the plugins table of containerd's config.toml without a running containerd. It checks the
 // imagepin section as strictly as containerd does when it loads the plugin, whether the handlers in it are handlers
 // of the CRI, and whether their snapshotters and platforms exist: a snapshotter is built into containerd, or is one of
-// proxies. It returns the settings of the imagepin section, and warnings about platforms that this machine cannot run. It
+// proxies. It returns the settings of the imagepin section, and warnings about platforms that this machine cannot run, and about a database that is not synced. It
 // returns the errors of all keys, see [Errors]. They are ErrInvalidArgument and name the section and the key.
 func CheckPlugins(plugins map[string]any, proxies []string) (checked Settings, warnings []string, _ error) {
 	var own Table
@@ -35,7 +35,11 @@ func CheckPlugins(plugins map[string]any, proxies []string) (checked Settings, w
 	anySnapshotter := func(string) bool { return true }
 	_, err = cri.Handlers(checked, anySnapshotter)
 	unknown := append(cri.unknownSnapshotters(proxies), cri.Images.UnknownPlatforms()...)
-	return checked, cri.emulatedPlatforms(binfmt), errors.Join(append([]error{wrong, err}, unknown...)...)
+	warnings = cri.emulatedPlatforms(binfmt)
+	if w := cri.Unsynced(checked); w != "" {
+		warnings = append(warnings, w)
+	}
+	return checked, warnings, errors.Join(append([]error{wrong, err}, unknown...)...)
 }
 
 // builtin are the snapshotters that are built into containerd. Some distributions leave some out.
@@ -65,7 +69,7 @@ func (c CRI) unknownSnapshotters(proxies []string) (errs []error) {
 // runtimeSectionV2 is the name of RuntimeSection in version 2 of the configuration.
 const runtimeSectionV2 = "io.containerd.grpc.v1.cri"
 
-// offlineCRI reads the configuration of containerd's CRI plugins from a plugins table. Keys that are not in the table
+// offlineCRI reads the configuration of containerd's CRI plugins and metadata database from a plugins table. Keys that are not in the table
 // have containerd's defaults, as far as they matter here.
 func offlineCRI(plugins map[string]any) (CRI, error) {
 	var c CRI
@@ -80,7 +84,7 @@ func offlineCRI(plugins map[string]any) (CRI, error) {
 		name string
 		into any
 	}{
-		{ImagesSection, &c.Images}, {runtimeSectionV2, &c.Runtime}, {RuntimeSection, &c.Runtime},
+		{ImagesSection, &c.Images}, {runtimeSectionV2, &c.Runtime}, {RuntimeSection, &c.Runtime}, {MetadataSection, &c.Metadata},
 	} {
 		table, ok := plugins[s.name]
 		if !ok {

@@ -83,12 +83,14 @@ type Handler struct {
 	Options               map[string]any `toml:"options"`
 }
 
-// CRI is the configuration of containerd's CRI plugins and of its transfer service.
+// CRI is the configuration of containerd's CRI plugins, of its transfer service and of its metadata database.
 type CRI struct {
 	Images  Images
 	Runtime Runtime
 	// Transfer is nil if the section is not known.
 	Transfer *Transfer
+	// Metadata is zero if the section is not known.
+	Metadata Metadata
 }
 
 // Handlers returns the runtime handlers. loaded reports whether a snapshotter is loaded. An error is ErrInvalidArgument

@@ -3,11 +3,18 @@ package durable
 import (
 	"os"
 
+	"github.com/containerd/containerd/v2/pkg/kernelversion"
 	"golang.org/x/sys/unix"
 )
 
 // Supported reports whether this system can make a file system durable.
 const Supported = true
+
+// ReportsErrors reports whether the kernel returns the errors of a disk from syncfs(2), as Linux 5.8 and later do.
+func ReportsErrors() bool {
+	reports, err := kernelversion.GreaterEqualThan(kernelversion.KernelVersion{Kernel: 5, Major: 8})
+	return err != nil || reports
+}
 
 func syncfs(f *os.File) error { return os.NewSyscallError("syncfs", unix.Syncfs(int(f.Fd()))) }
 

@@ -15,6 +15,7 @@ import (
 
 	api "github.com/imagepin/imagepin/api/imagepin/v1"
 	"github.com/imagepin/imagepin/pkg/imagepin/cluster"
+	"github.com/imagepin/imagepin/pkg/imagepin/durable"
 	"github.com/imagepin/imagepin/pkg/imagepin/pull"
 	"github.com/imagepin/imagepin/pkg/runtimeplatform"
 	"github.com/imagepin/imagepin/version"
@@ -49,6 +50,7 @@ func (s *Service) status(ctx context.Context) *api.StatusResponse {
 	st.Pulls, st.MorePulls = runningPulls(s.puller.Running())
 	st.Targets, st.Images = n.targetStatus(inNamespace(ctx), now.runtimes)
 	st.Problems = append(problems(st), clusterProblem(ctx, now.cluster.client)...)
+	st.Problems = append(st.Problems, durableProblems(now)...)
 	if n := s.unverified(); n > 0 {
 		st.Problems = append(st.Problems, &api.Problem{
 			Message: fmt.Sprintf("unverified keys: %d", n),
@@ -266,6 +268,23 @@ func problems(st *api.StatusResponse) (all []*api.Problem) {
 	}
 	if n := st.GetPins().GetProvisional(); n > 0 {
 		add("They are claimed when the API server answers. See the metric imagepin_claims_total.", "pins that are not claimed in the Kubernetes API: %d", n)
+	}
+	return all
+}
+
+// durableProblems returns why images may be lost when the power is cut although they are made durable.
+func durableProblems(now *active) (all []*api.Problem) {
+	if now.syncer == nil {
+		return nil
+	}
+	if w := now.CRI.Unsynced(now.Settings); w != "" {
+		all = append(all, &api.Problem{Message: w, Hint: "Remove no_sync from the configuration of containerd, and restart it."})
+	}
+	if !durable.ReportsErrors() {
+		all = append(all, &api.Problem{
+			Message: "the kernel does not report that a disk has failed while images are made durable",
+			Hint:    "Linux 5.8 and later do. Before, see the log of the kernel.",
+		})
 	}
 	return all
 }

@@ -18,6 +18,7 @@ import (
 
 	api "github.com/imagepin/imagepin/api/imagepin/v1"
 	"github.com/imagepin/imagepin/pkg/imagepin/bandwidth"
+	"github.com/imagepin/imagepin/pkg/imagepin/config"
 	"github.com/imagepin/imagepin/pkg/imagepin/pull"
 	"github.com/imagepin/imagepin/pkg/runtimeplatform"
 )
@@ -119,5 +120,21 @@ func TestProblems(t *testing.T) {
 	failed := problems(&api.StatusResponse{Index: &api.IndexStatus{Ready: true}, Lock: &api.LockSummary{Failed: "InvalidBundle: it is truncated\nWrite it again"}})
 	if len(failed) != 1 || failed[0].Message != "the last lock was not applied: InvalidBundle: it is truncated" {
 		t.Errorf("with a lock that was not applied: got %v, want one problem of one line", failed)
+	}
+}
+
+// TestDurableProblems checks the problem of a database that is not synced. It is none if images are not made durable.
+func TestDurableProblems(t *testing.T) {
+	for _, c := range []struct {
+		sync, noSync bool
+		want         int
+	}{{true, true, 1}, {true, false, 0}, {false, true, 0}} {
+		now := &active{Setup: Setup{Settings: config.Settings{Sync: c.sync}, CRI: config.CRI{Metadata: config.Metadata{NoSync: c.noSync}}}}
+		if c.sync {
+			now.syncer = &syncer{}
+		}
+		if got := durableProblems(now); len(got) != c.want || c.want > 0 && !strings.Contains(got[0].Message, "no_sync") {
+			t.Errorf("sync = %t, no_sync = %t: got %v", c.sync, c.noSync, got)
+		}
 	}
 }

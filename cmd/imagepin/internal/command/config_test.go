@@ -174,6 +174,7 @@ func TestConfigCheckOfAForeignPlatform(t *testing.T) {
 func TestConfigCheckFormats(t *testing.T) {
 	valid := write(t, "c.toml", sectionHeader+"[plugins.\"io.containerd.cri.v1.images\".runtime_platforms.runc]\nplatform = \"windows/amd64\"")
 	invalid := write(t, "c.toml", "imports = ['b.toml']\n"+sectionHeader+"retian = true", "b.toml", "[plugins.\"io.containerd.cri.v1.images\"]\nsnapshotter = \"x\"")
+	unsynced := write(t, "c.toml", sectionHeader+"[plugins.\"io.containerd.metadata.v1.bolt\"]\nno_sync = true")
 	serve := write(t, "s.toml", "[plugins.\"io.containerd.cri.v1.images\".runtime_platforms.arm]\nplatform = \"linux/arm46\"")
 	for _, c := range []struct {
 		args []string
@@ -182,6 +183,9 @@ func TestConfigCheckFormats(t *testing.T) {
 	}{
 		{[]string{valid}, 0, configReport{
 			Valid: true, Verdict: "OK for containerd", Warnings: []string{`[plugins."io.containerd.cri.v1.images"] runtime_platforms.runc.platform: this machine is `},
+		}},
+		{[]string{unsynced}, 0, configReport{
+			Valid: true, Verdict: "OK for containerd", Warnings: []string{`[plugins."io.containerd.metadata.v1.bolt"] no_sync: `},
 		}},
 		{[]string{invalid}, 1, configReport{Errors: []configError{
 			{File: invalid, Section: "io.containerd.imagepin.v1.images", Key: "retian", Message: `[plugins."io.containerd.imagepin.v1.images"]: unknown key "retian"`},
