@@ -81,7 +81,7 @@ func (v *verification) wantIntact() {
 			continue
 		}
 		for _, k := range keys {
-			if k.ImageId == img.ID && k.State != "damaged" {
+			if k.ImageId == img.ID && k.State != "damaged" && k.State != "comparing" {
 				v.compare(intact, k.Ref+" ("+k.Source+")", img, k.Target.Snapshotter)
 			}
 		}

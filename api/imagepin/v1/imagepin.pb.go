@@ -157,7 +157,8 @@ type Key struct {
 	Record   string                 `protobuf:"bytes,13,opt,name=record,proto3" json:"record,omitempty"` // image record that carries the key
 	Pin      string                 `protobuf:"bytes,14,opt,name=pin,proto3" json:"pin,omitempty"`       // scope of the pin that holds the reference at this digest; empty if there is none
 	// ready; damaged: a part of the image is gone or differs, no pod uses it, and it is repaired in the background; unused: no
-	// runtime handler has the target; unverified: ready, and after the last boot its files could not be compared with its layers
+	// runtime handler has the target; comparing: its files are compared with its layers after a boot, calls for it wait;
+	// unverified: ready, and its files could not be compared
 	State         string                 `protobuf:"bytes,15,opt,name=state,proto3" json:"state,omitempty"`
 	Problem       string                 `protobuf:"bytes,16,opt,name=problem,proto3" json:"problem,omitempty"` // what is wrong with a damaged image, or why an unverified one could not be compared
 	Since         *timestamppb.Timestamp `protobuf:"bytes,17,opt,name=since,proto3" json:"since,omitempty"`     // when the key became damaged or unused; unset if it is ready, or not known

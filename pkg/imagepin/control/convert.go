@@ -53,7 +53,8 @@ const (
 	stateReady   = "ready"
 	stateDamaged = "damaged"
 	stateUnused  = "unused"
-	// stateUnverified is that of a key that is ready, or that calls wait for.
+	stateComparing = "comparing"
+	// stateUnverified is that of a key that is ready.
 	stateUnverified = "unverified"
 )
 
@@ -62,7 +63,7 @@ func (s *Server) damagedKey(d store.Damaged) *api.Key {
 	k := s.key(d.Entry)
 	k.State, k.Problem, k.Since = stateDamaged, d.Reason, nil
 	if d.Waiting {
-		k.State = stateUnverified
+		k.State = stateComparing
 	}
 	if !d.DamagedAt.IsZero() {
 		k.Since = timestamppb.New(d.DamagedAt)

@@ -1,7 +1,6 @@
 package cri
 
 import (
-	"slices"
 	"strings"
 	"testing"
 
@@ -55,24 +54,6 @@ func TestDamagedImage(t *testing.T) {
 	}
 	if len(v.puller.needs) != 1 || v.puller.needs[0].Root.Digest != root {
 		t.Errorf("CreateContainer asked for %+v, want %s", v.puller.needs, root)
-	}
-}
-
-// TestWaitingImage lists an image whose files are being compared with its names, once.
-func TestWaitingImage(t *testing.T) {
-	v := newVerifyingNode(t, policy.Off)
-	key := v.damaged(t)
-	id := v.img.Config.Digest.String()
-	waiting, _ := v.base.Store.GetDamaged(key)
-	v.base.Store.(*store.Store).NoteWaiting(waiting.Entry, "its files are compared")
-	for _, filter := range []string{"", id, adoptedTag} {
-		listed := v.imageCalls.list(&runtime.ImageFilter{Image: &runtime.ImageSpec{Image: filter}})
-		if len(listed) != 1 || listed[0].Id != id || !slices.Equal(listed[0].RepoTags, []string{adoptedTag}) {
-			t.Errorf("ListImages with filter %q: got %v, want the image with its tag", filter, listed)
-		}
-	}
-	if listed := v.imageCalls.list(&runtime.ImageFilter{Image: &runtime.ImageSpec{Image: "registry.example.com/other:v1"}}); len(listed) > 0 {
-		t.Errorf("ListImages of another tag: got %v, want none", listed)
 	}
 }
 

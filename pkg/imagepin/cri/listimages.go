@@ -33,20 +33,17 @@ func (s *imageCalls) streamImages(stream grpc.ServerStream) error {
 }
 
 func (s *imageCalls) list(filter *runtime.ImageFilter) []*runtime.Image {
-	name := filter.GetImage().GetImage()
-	found := s.waiting(name) // first: a key whose comparison ends is in both
-	if name == "" {
-		found = merge(found, s.Store.Images())
+	var found []store.Image
+	if name := filter.GetImage().GetImage(); name == "" {
+		found = s.Store.Images()
 	} else {
-		found = merge(found, s.findImages(name))
+		found = s.findImages(name)
 	}
-	images := make([]*runtime.Image, 0, len(found))
-	listed := make(map[digest.Digest]bool, len(found))
-	for _, img := range found {
-		images = append(images, s.toCRI(img))
-		listed[img.ID] = true
+	images := make([]*runtime.Image, len(found))
+	for i, img := range found {
+		images[i] = s.toCRI(img)
 	}
-	images = append(images, s.untagged(name, listed)...)
+	images = append(images, s.untagged(filter.GetImage().GetImage())...)
 	slices.SortFunc(images, func(a, b *runtime.Image) int { return strings.Compare(a.Id, b.Id) })
 	return images
 }
@@ -67,49 +64,11 @@ func (s *imageCalls) findImages(name string) []store.Image {
 	return found
 }
 
-// waiting returns the images with keys for which calls wait until their files are compared, with these keys. name is the name in a
-// filter; "" matches all.
-func (s *imageCalls) waiting(name string) (waiting []store.Image) {
-	all := s.Store.Damaged()
-	if name != "" {
-		named := s.findDamaged(name)
-		all = slices.DeleteFunc(all, func(d store.Damaged) bool {
-			return !slices.ContainsFunc(named, func(n store.Damaged) bool { return n.ImageID == d.ImageID })
-		})
-	}
-	byID := make(map[digest.Digest]int)
-	for _, d := range all {
-		if !d.Waiting {
-			continue
-		}
-		i, ok := byID[d.ImageID]
-		if !ok {
-			i = len(waiting)
-			byID[d.ImageID] = i
-			waiting = append(waiting, store.Image{ID: d.ImageID, Entries: s.Store.ByID(d.ImageID)})
-		}
-		waiting[i].Entries = append(waiting[i].Entries, d.Entry)
-	}
-	return waiting
-}
-
-// merge adds images to others that have more keys.
-func merge(to, images []store.Image) []store.Image {
-	if len(to) == 0 {
-		return images
-	}
-	has := make(map[digest.Digest]bool, len(to))
-	for _, img := range to {
-		has[img.ID] = true
-	}
-	return append(to, slices.DeleteFunc(images, func(img store.Image) bool { return has[img.ID] })...)
-}
-
 // untagged returns the images without keys, as containerd's CRI lists them, and those that only have damaged keys, because
-// kubelet's image garbage collection must see them. name is the name in a filter; "" matches all. It leaves out what is listed, and
-// adds to that.
-func (s *imageCalls) untagged(name string, listed map[digest.Digest]bool) []*runtime.Image {
+// kubelet's image garbage collection must see them. name is the name in a filter; "" matches all.
+func (s *imageCalls) untagged(name string) []*runtime.Image {
 	var images []*runtime.Image
+	listed := make(map[digest.Digest]bool)
 	for _, d := range s.Store.Damaged() {
 		if id := d.ImageID; (name == "" || name == id.String()) && !listed[id] && len(s.Store.ByID(id)) == 0 {
 			listed[id] = true

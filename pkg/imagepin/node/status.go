@@ -51,10 +51,16 @@ func (s *Service) status(ctx context.Context) *api.StatusResponse {
 	st.Targets, st.Images = n.targetStatus(inNamespace(ctx), now.runtimes)
 	st.Problems = append(problems(st), clusterProblem(ctx, now.cluster.client)...)
 	st.Problems = append(st.Problems, durableProblems(now)...)
+	if n := s.comparing(); n > 0 {
+		st.Problems = append(st.Problems, &api.Problem{
+			Message: fmt.Sprintf("keys whose files are being compared after the boot: %d", n),
+			Hint:    "Calls for them wait, and go first. It ends by itself.",
+		})
+	}
 	if n := s.unverified(); n > 0 {
 		st.Problems = append(st.Problems, &api.Problem{
 			Message: fmt.Sprintf("unverified keys: %d", n),
-			Hint:    "Since the last boot, their files have not been compared with their layers. Pods can use them, or wait for the comparison. To see the reasons, run: imagepin images",
+			Hint:    "After the last boot, their files could not be compared with their layers. Pods can use them. To see the reasons, run: imagepin images",
 		})
 	}
 	for namespace, used := range n.pins.Namespaces() {
@@ -69,18 +75,23 @@ func (s *Service) status(ctx context.Context) *api.StatusResponse {
 	return st
 }
 
-// unverified returns the number of keys whose files were not compared after the boot, because they wait for it or could not be.
+// unverified returns the number of keys whose files could not be compared after the boot.
 func (s *Service) unverified() (n int) {
-	for _, d := range s.node.store.Damaged() {
-		if d.Waiting {
-			n++
-		}
-	}
 	for _, img := range s.node.store.Images() {
 		for _, e := range img.Entries {
 			if s.reconciler.Unverified(e) != "" {
 				n++
 			}
+		}
+	}
+	return n
+}
+
+// comparing returns the number of keys that calls wait for, because their files are being compared.
+func (s *Service) comparing() (n int) {
+	for _, d := range s.node.store.Damaged() {
+		if d.Waiting {
+			n++
 		}
 	}
 	return n

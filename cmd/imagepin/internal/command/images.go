@@ -16,9 +16,9 @@ const imagesDescription = `Lists the images of the node, one line for each refer
 and snapshotter). HANDLERS are the runtime handlers with this target, IMAGE ID is
 the digest of the configuration, PIN the scope of the pin that holds the
 reference at its digest. Pods cannot use an image that is "damaged" (see
-imagepin check), and no runtime handler has the target of one that is "unused".
-"-o wide" adds the target, the digest of the manifest
-for the platform, and when the image was pulled.
+imagepin check), wait for one that is "comparing" after a boot, and no runtime
+handler has the target of one that is "unused". "-o wide" adds the target, the
+digest of the manifest for the platform, and when the image was pulled.
 
 A reference by digest is listed only if no tag has its image for the target.
 With --all, or as JSON or YAML, all references are listed.
