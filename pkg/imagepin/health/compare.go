@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/containerd/containerd/v2/core/mount"
+	"github.com/containerd/errdefs"
 	"github.com/containerd/log"
 
 	"github.com/imagepin/imagepin/pkg/imagepin"
@@ -27,7 +28,7 @@ type Comparison struct {
 
 // CompareFiles compares the files of an entry's snapshots with its layers in the content store. If deep is set, it reads all files,
 // see [layerfiles.Options]. It remembers snapshots that are damaged. It creates a view of each snapshot and removes it again. It fails
-// if ctx is done, or if a snapshotter fails.
+// if ctx is done, if a snapshotter fails, and with ErrNotFound if a snapshot is removed meanwhile.
 func (c *Checker) CompareFiles(ctx context.Context, e imagepin.Entry, deep bool) (result Comparison, _ error) {
 	if e.ChainID == "" {
 		return Comparison{State: layerfiles.Intact}, nil
@@ -47,23 +48,24 @@ func (c *Checker) SnapshotDamage(ctx context.Context, e imagepin.Entry) (why str
 		return why, err
 	}
 	if c.suspect.Load() {
-		result, err := c.CompareFiles(ctx, e, false)
-		if err != nil || result.State != layerfiles.Damaged {
-			return "", err
-		}
-		return result.Why, nil
+		return c.differs(ctx, e, false)
 	}
 	for _, d := range c.config.Images.Damaged() {
 		if e.ChainID == "" || snapshotOf(d.Entry) != snapshotOf(e) || d.DamagedAt.IsZero() {
 			continue
 		}
-		result, err := c.CompareFiles(ctx, e, true)
-		if err != nil || result.State != layerfiles.Damaged {
-			return "", err
-		}
-		return result.Why, nil
+		return c.differs(ctx, e, true)
 	}
 	return "", nil
+}
+
+// differs describes the damage that CompareFiles finds. It returns "" if that finds none, or if a snapshot is removed meanwhile.
+func (c *Checker) differs(ctx context.Context, e imagepin.Entry, deep bool) (why string, _ error) {
+	result, err := c.CompareFiles(ctx, e, deep)
+	if errdefs.IsNotFound(err) || err == nil && result.State != layerfiles.Damaged {
+		return "", nil
+	}
+	return result.Why, err
 }
 
 // comparing compares the files of snapshots, each snapshot once. Snapshots of one chain are its levels.

@@ -15,6 +15,7 @@ import (
 
 	"github.com/containerd/containerd/v2/core/content"
 	"github.com/containerd/containerd/v2/core/images"
+	"github.com/containerd/containerd/v2/core/mount"
 	"github.com/containerd/containerd/v2/core/snapshots"
 	"github.com/containerd/containerd/v2/pkg/rootfs"
 	"github.com/containerd/containerd/v2/plugins/snapshots/native"
@@ -274,6 +275,43 @@ func TestDamagedFilesInUse(t *testing.T) {
 				if done, err := d.Repair(d.ctx, found[ref]); !done.Succeeded() || err != nil {
 					t.Errorf("repair of %s: got %q, %v", ref, done, err)
 				}
+			}
+			d.wantIntact(t)
+		})
+	}
+}
+
+// removedBeforeView is a snapshotter that removes a snapshot just before the view of it that compares its files.
+type removedBeforeView struct {
+	snapshots.Snapshotter
+	name  string
+	views int
+}
+
+// View implements snapshots.Snapshotter.
+func (r *removedBeforeView) View(ctx context.Context, key, parent string, opts ...snapshots.Opt) ([]mount.Mount, error) {
+	if r.views++; r.views == 2 { // the first one looks at the directory
+		if err := r.Remove(ctx, r.name); err != nil {
+			return nil, err
+		}
+	}
+	return r.Snapshotter.View(ctx, key, parent, opts...)
+}
+
+// TestRemovedDuringVerification removes a snapshot while its files are verified, as the repair of another key of it does. The key is
+// unpacked again.
+func TestRemovedDuringVerification(t *testing.T) {
+	for kind := range kinds {
+		t.Run(kind, func(t *testing.T) {
+			d := newFilesNode(t, kind)
+			e := d.store.ByRef(tagA)[0]
+			removed := &removedBeforeView{Snapshotter: d.Snapshotter("first"), name: e.ChainID.String()}
+			d.config.Checker = health.New(health.Config{
+				Images: d.store, Content: d.Content, Leases: d.Leases, Runtimes: d.config.Runtimes, Snapshotter: func(string) snapshots.Snapshotter { return removed },
+			})
+			loss := health.Loss{Entry: e, Reason: "it was damaged", Unverified: true}
+			if done, err := d.repairs.repairLost(d.ctx, loss); done != Unpacked || err != nil {
+				t.Errorf("got %q, %v, want %q", done, err, Unpacked)
 			}
 			d.wantIntact(t)
 		})
