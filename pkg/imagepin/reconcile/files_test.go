@@ -318,6 +318,42 @@ func TestRemovedDuringVerification(t *testing.T) {
 	}
 }
 
+// viewedBeforeRemove is a snapshotter that creates the view of a check on a snapshot just before that is removed.
+type viewedBeforeRemove struct {
+	snapshots.Snapshotter
+	name   string
+	viewed bool
+}
+
+// Remove implements snapshots.Snapshotter.
+func (v *viewedBeforeRemove) Remove(ctx context.Context, name string) error {
+	if name == v.name && !v.viewed {
+		v.viewed = true
+		if _, err := v.View(ctx, "imagepin-check-other", name); err != nil {
+			return err
+		}
+	}
+	return v.Snapshotter.Remove(ctx, name)
+}
+
+// TestViewDuringRemoval checks that the view of another check does not keep a damaged snapshot.
+func TestViewDuringRemoval(t *testing.T) {
+	d := newFilesNode(t, "overlayfs")
+	d.truncate(t, d.images[0].ChainID, "etc/a")
+	f := d.deep(t)[tagA]
+	viewed := &viewedBeforeRemove{Snapshotter: d.Snapshotter("first"), name: d.images[0].ChainID.String()}
+	d.config.Checker = health.New(health.Config{
+		Images: d.store, Content: d.Content, Leases: d.Leases, Runtimes: d.config.Runtimes, Snapshotter: func(string) snapshots.Snapshotter { return viewed },
+	})
+	if found := d.deep(t); len(found) != 1 {
+		t.Fatalf("got findings %+v, want one", found)
+	}
+	if done, err := d.Repair(d.ctx, f); done != Unpacked || err != nil || !viewed.viewed {
+		t.Errorf("repair: got %q, %v, want %q", done, err, Unpacked)
+	}
+	d.wantIntact(t)
+}
+
 // failingRemove is a snapshotter that does not remove one snapshot.
 type failingRemove struct {
 	snapshots.Snapshotter
