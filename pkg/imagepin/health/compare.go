@@ -14,6 +14,7 @@ import (
 	"github.com/containerd/log"
 
 	"github.com/imagepin/imagepin/pkg/imagepin"
+	"github.com/imagepin/imagepin/pkg/imagepin/internal/blobs"
 	"github.com/imagepin/imagepin/pkg/imagepin/internal/lease"
 	"github.com/imagepin/imagepin/pkg/imagepin/layerfiles"
 	"github.com/imagepin/imagepin/pkg/imagepin/store"
@@ -88,11 +89,11 @@ func (c *comparing) entry(ctx context.Context, e imagepin.Entry) (Comparison, er
 	if layerfiles.InUserNamespace() {
 		return Comparison{layerfiles.Unverified, "files are not compared in a user namespace"}, nil
 	}
-	l, err := layersOf(ctx, c.checker.config.Content, e)
+	l, err := blobs.LayersOf(ctx, c.checker.config.Content, e)
 	if err != nil {
 		return Comparison{layerfiles.Unverified, err.Error()}, ctx.Err()
 	}
-	one := &chain{comparing: c, layers: l, snapshotter: e.Target.Snapshotter}
+	one := &chain{comparing: c, layers: layers{l}, snapshotter: e.Target.Snapshotter}
 	if !one.whole() {
 		err := c.checker.withView(ctx, snapshotOf(e), func(mounts []mount.Mount) error { return one.compare(ctx, mounts) })
 		if ctx.Err() != nil {
@@ -113,12 +114,12 @@ type chain struct {
 }
 
 func (c *chain) level(n int) store.Snapshot {
-	return store.Snapshot{Snapshotter: c.snapshotter, ChainID: c.chain[n]}
+	return store.Snapshot{Snapshotter: c.snapshotter, ChainID: c.ChainIDs[n]}
 }
 
 // whole reports whether all levels have been compared.
 func (c *chain) whole() bool {
-	for n := range c.chain {
+	for n := range c.ChainIDs {
 		if _, ok := c.done[c.level(n)]; !ok {
 			return false
 		}
@@ -129,7 +130,7 @@ func (c *chain) whole() bool {
 // result returns the result of all levels: the first damage, or else the first level that is unverified.
 func (c *chain) result() Comparison {
 	all := Comparison{State: layerfiles.Intact}
-	for n := range c.chain {
+	for n := range c.ChainIDs {
 		switch one := c.done[c.level(n)]; {
 		case one.State == layerfiles.Damaged:
 			return one
@@ -143,13 +144,13 @@ func (c *chain) result() Comparison {
 // compare compares all levels that have not been compared. mounts are those of the top one.
 func (c *chain) compare(ctx context.Context, mounts []mount.Mount) error {
 	switch dirs := lowerDirs(mounts); {
-	case len(dirs) == len(c.chain):
+	case len(dirs) == len(c.ChainIDs):
 		return c.separately(ctx, dirs)
 	case len(dirs) > 0:
-		c.unverified(0, fmt.Sprintf("its mount has %d directories for %d layers", len(dirs), len(c.chain)))
+		c.unverified(0, fmt.Sprintf("its mount has %d directories for %d layers", len(dirs), len(c.ChainIDs)))
 		return nil
 	}
-	if n := len(c.chain); n > 1 && len(mounts) == n+1 && strings.HasSuffix(mounts[n].Type, "/overlay") {
+	if n := len(c.ChainIDs); n > 1 && len(mounts) == n+1 && strings.HasSuffix(mounts[n].Type, "/overlay") {
 		return c.devices(ctx, mounts[:n])
 	}
 	return c.merged(ctx, mounts)
@@ -157,7 +158,7 @@ func (c *chain) compare(ctx context.Context, mounts []mount.Mount) error {
 
 // devices compares the file systems of an overlay that has one for each layer, highest first, as that of the EROFS snapshotter.
 func (c *chain) devices(ctx context.Context, mounts []mount.Mount) error {
-	for n := range c.chain {
+	for n := range c.ChainIDs {
 		err := c.separate(ctx, n, func(tree *layerfiles.Tree) error {
 			return c.mounted(ctx, tree, n, mounts[len(mounts)-1-n:len(mounts)-n])
 		})
@@ -199,7 +200,7 @@ func (c *chain) separate(ctx context.Context, n int, compare func(*layerfiles.Tr
 // merged compares the directories of snapshots that each have the files of all layers up to theirs.
 func (c *chain) merged(ctx context.Context, mounts []mount.Mount) error {
 	tree := layerfiles.NewTree()
-	for n := range c.chain {
+	for n := range c.ChainIDs {
 		if err := c.apply(ctx, tree, n, layerfiles.Merge); err != nil {
 			c.unverified(n, err.Error())
 			return ctx.Err()
@@ -208,7 +209,7 @@ func (c *chain) merged(ctx context.Context, mounts []mount.Mount) error {
 			continue
 		}
 		compare := func(mounts []mount.Mount) error { return c.mounted(ctx, tree, n, mounts) }
-		if n == len(c.chain)-1 {
+		if n == len(c.ChainIDs)-1 {
 			return compare(mounts)
 		}
 		if err := c.checker.withView(ctx, c.level(n), compare); err != nil {
@@ -220,7 +221,7 @@ func (c *chain) merged(ctx context.Context, mounts []mount.Mount) error {
 
 // unverified notes why a level and those above it could not be compared.
 func (c *chain) unverified(n int, why string) {
-	for ; n < len(c.chain); n++ {
+	for ; n < len(c.ChainIDs); n++ {
 		if _, ok := c.done[c.level(n)]; !ok {
 			c.done[c.level(n)] = Comparison{layerfiles.Unverified, why}
 		}
@@ -251,7 +252,7 @@ func (c *chain) mounted(ctx context.Context, tree *layerfiles.Tree, n int, mount
 	case ctx.Err() != nil:
 		return ctx.Err()
 	case err != nil && compared:
-		log.G(ctx).WithError(err).WithField("snapshot", c.chain[n]).Warn("cannot unmount snapshot after a check")
+		log.G(ctx).WithError(err).WithField("snapshot", c.ChainIDs[n]).Warn("cannot unmount snapshot after a check")
 	case err != nil:
 		c.done[c.level(n)] = Comparison{layerfiles.Unverified, err.Error()}
 	}
