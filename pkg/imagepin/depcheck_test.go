@@ -22,7 +22,7 @@ var layers = [][]string{
 	{"pkg/imagepin/internal/lease", "pkg/imagepin/lock", "pkg/imagepin/pin", "pkg/imagepin/cluster"},
 	{"pkg/imagepin/retain", "pkg/imagepin/bandwidth", "pkg/imagepin/claim", "pkg/imagepin/bundle", "pkg/imagepin/applied"},
 	{"pkg/imagepin/store", "pkg/imagepin/resolve", "pkg/imagepin/download"},
-	{"pkg/imagepin/decide", "pkg/imagepin/config", "pkg/imagepin/health", "pkg/imagepin/usage", "pkg/imagepin/compare"},
+	{"pkg/imagepin/decide", "pkg/imagepin/config", "pkg/imagepin/health", "pkg/imagepin/usage", "pkg/imagepin/compare", "pkg/imagepin/replace"},
 	{"pkg/imagepin/pull"},
 	{"pkg/imagepin/reconcile", "pkg/imagepin/metrics", "pkg/imagepin/apply"},
 	{"pkg/imagepin/cri", "pkg/imagepin/control"},

@@ -20,6 +20,7 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin"
 	"github.com/imagepin/imagepin/pkg/imagepin/internal/errno"
 	"github.com/imagepin/imagepin/pkg/imagepin/internal/family"
+	"github.com/imagepin/imagepin/pkg/imagepin/internal/lease"
 	"github.com/imagepin/imagepin/pkg/imagepin/store"
 )
 
@@ -100,13 +101,13 @@ func (c *Checker) RemoveUnusable(ctx context.Context, e imagepin.Entry) error {
 	if err != nil || lowest == "" {
 		return err
 	}
+	if err := c.damage.mark(ctx, snapshotter, store.Snapshot{Snapshotter: e.Target.Snapshotter, ChainID: lowest}); err != nil {
+		return fmt.Errorf("label snapshot %s: %w", lowest, err)
+	}
 	for _, n := range all.WithDescendants(lowest.String()) {
 		if isInUse(all[n]) {
 			return fmt.Errorf("%s, and container %s uses it: repair the image again when its containers are removed: %w", why, n, errdefs.ErrFailedPrecondition)
 		}
-	}
-	if err := c.damage.mark(ctx, snapshotter, store.Snapshot{Snapshotter: e.Target.Snapshotter, ChainID: lowest}); err != nil {
-		return fmt.Errorf("label snapshot %s: %w", lowest, err)
 	}
 	return c.removeAll(ctx, e.Target.Snapshotter, all.WithDescendants(lowest.String()))
 }
@@ -134,6 +135,19 @@ func (c *Checker) removeAll(ctx context.Context, snapshotter string, names []str
 		}
 	}
 	return nil
+}
+
+// LowestUnusable returns the chain ID of the lowest snapshot of an entry whose directory is gone or whose files are known to be damaged.
+// It returns "" if there is none.
+func (c *Checker) LowestUnusable(ctx context.Context, e imagepin.Entry) (lowest digest.Digest, _ error) {
+	err := lease.With(ctx, c.config.Leases, lease.Use, func(ctx context.Context) error {
+		all, err := family.Of(ctx, c.config.Snapshotter(e.Target.Snapshotter))
+		if err == nil {
+			lowest, _, err = c.lowestUnusable(ctx, e, all)
+		}
+		return err
+	})
+	return lowest, err
 }
 
 // lowestUnusable returns the chain ID of the lowest snapshot of an entry that is unusable, and why. It returns "" if nothing is known.

@@ -26,8 +26,8 @@ type damaged struct {
 	created time.Time // when containerd created it; a snapshot that replaced it was created later
 }
 
-// damageLabel is a label on a snapshot with damaged files, that is about to be removed with those above it. Its value describes the
-// damage. A removal that is interrupted can leave the snapshot.
+// damageLabel is a label on a snapshot with damaged files, whose repair has begun. Its value describes the damage. A repair that is
+// interrupted, or that a container prevents, can leave the snapshot.
 const damageLabel = imagepin.LabelPrefix + "damaged"
 
 // maxDamageLabel limits the value of damageLabel, in bytes.

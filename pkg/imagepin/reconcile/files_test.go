@@ -46,6 +46,8 @@ type filesNode struct {
 	layers map[digest.Digest][]rootfs.Layer
 	reads  map[digest.Digest]int // how often each blob was opened
 	boot   *fakeBoot             // may be nil
+	// replacer may be nil.
+	replacer Replacer
 }
 
 // countingContent counts how often each blob is opened.
@@ -112,6 +114,7 @@ func (d *filesNode) start(t *testing.T, runtimes *runtimeplatform.Set) {
 	if d.boot != nil {
 		d.config.Boot = d.boot
 	}
+	d.config.Replacer = d.replacer
 	loaded, err := d.load(d.ctx)
 	noError(t, err)
 	noError(t, d.adopter.adoptAll(d.ctx, loaded.unaccounted, loaded.have))
