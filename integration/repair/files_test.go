@@ -1,6 +1,7 @@
 package repair
 
 import (
+	"os"
 	"strings"
 	"testing"
 
@@ -14,7 +15,8 @@ import (
 
 // TestDiskFiles removes the content of all files of a snapshot. A deep check finds it, for each snapshotter by itself. While a container
 // runs on the snapshot, the image is not offered, and a repair, a pull and CreateContainer fail and name it. When it has exited, the next
-// CreateContainer replaces the files below it, and the image is durable. An image without its layers is unverified.
+// CreateContainer replaces the files below it, and the image is durable. An image whose directory is gone is repaired when its exited
+// containers are removed. An image without its layers is unverified.
 func TestDiskFiles(t *testing.T) {
 	t.Parallel()
 	r := testkit.NewRig(t, node.Options{Handlers: testkit.OnNative})
@@ -50,7 +52,8 @@ func TestDiskFiles(t *testing.T) {
 	if _, _, err := r.RunContainer(r.Ctx, p, node.ContainerOptions{Image: ref, Name: "refused"}); err == nil || !strings.Contains(err.Error(), "SnapshotInUse: "+ref) || !strings.Contains(err.Error(), inUse) {
 		t.Errorf("CreateContainer: got %v, want SnapshotInUse", err)
 	}
-	r.WantRun(testkit.Second, ref, line)
+	onNative := r.MustPod(testkit.Second)
+	stop(r, r.WantLine(onNative, node.ContainerOptions{Image: ref, Name: "on-native"}, line))
 
 	stop(r, running)
 	r.WantLine(p, node.ContainerOptions{Image: ref, Name: "next"}, line)
@@ -61,6 +64,18 @@ func TestDiskFiles(t *testing.T) {
 		t.Errorf("a deep check found %v, want nothing", found)
 	}
 	wantDurable(r, ref)
+
+	if err := os.RemoveAll(r.DirectoryIn(ref, "native")); err != nil {
+		t.Fatal(err)
+	}
+	if out, code := r.Operator("check", "--deep", "--repair"); code != 1 || !strings.Contains(out, "uses it") || strings.Contains(out, "Removed:") {
+		t.Errorf("imagepin check --deep --repair: exit code %d\n%s", code, out)
+	}
+	out, code := r.Operator("check", "--deep", "--repair", "--remove-exited")
+	if code != 0 || !strings.Contains(out, "Removed:   container on-native of pod default/"+onNative.Config.Metadata.Name) || strings.Count(out, "Removed:") != 1 {
+		t.Errorf("imagepin check --deep --repair --remove-exited: exit code %d\n%s", code, out)
+	}
+	r.WantRun(testkit.Second, ref, line)
 
 	r.TruncateAll(r.DirectoryIn(ref, "native"))
 	layer := r.Blobs(ref)["layer"]
