@@ -2,6 +2,7 @@ package health
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -44,7 +45,7 @@ func (c *Checker) CompareFiles(ctx context.Context, e imagepin.Entry, deep bool)
 // SnapshotDamage describes the damage of the files of the snapshots that an image uses, which another key of the node is known to be
 // damaged by. It returns "" if no damage is known. It reads the files if it is unknown why such a key is damaged.
 func (c *Checker) SnapshotDamage(ctx context.Context, e imagepin.Entry) (why string, _ error) {
-	why, err := c.damage.below(ctx, c.config.Snapshotter(e.Target.Snapshotter), snapshotOf(e))
+	why, err := c.KnownDamage(ctx, e)
 	if err != nil || why != "" {
 		return why, err
 	}
@@ -69,6 +70,11 @@ func (c *Checker) differs(ctx context.Context, e imagepin.Entry, deep bool) (why
 	return result.Why, err
 }
 
+// KnownDamage is [Checker.SnapshotDamage] that reads no files.
+func (c *Checker) KnownDamage(ctx context.Context, e imagepin.Entry) (why string, _ error) {
+	return c.damage.below(ctx, c.config.Snapshotter(e.Target.Snapshotter), snapshotOf(e))
+}
+
 // comparing compares the files of snapshots, each snapshot once. Snapshots of one chain are its levels.
 type comparing struct {
 	checker *Checker
@@ -81,9 +87,19 @@ func (c *Checker) comparing(deep bool, rate func(int64) error) *comparing {
 	return &comparing{checker: c, deep: deep, rate: rate, done: make(map[store.Snapshot]Comparison)}
 }
 
-// entry compares the snapshots of an entry. The context must have a lease.
+// entry compares the snapshots of an entry, again if their files are replaced meanwhile. The context must have a lease.
 func (c *comparing) entry(ctx context.Context, e imagepin.Entry) (Comparison, error) {
-	if why, err := c.checker.damage.below(ctx, c.checker.config.Snapshotter(e.Target.Snapshotter), snapshotOf(e)); err != nil || why != "" {
+	for {
+		result, err := c.entryOnce(ctx, e)
+		if !errors.Is(err, errReplaced) {
+			return result, err
+		}
+	}
+}
+
+func (c *comparing) entryOnce(ctx context.Context, e imagepin.Entry) (Comparison, error) {
+	began := c.checker.damage.begin()
+	if why, err := c.checker.KnownDamage(ctx, e); err != nil || why != "" {
 		return Comparison{layerfiles.Damaged, why}, err
 	}
 	if layerfiles.InUserNamespace() {
@@ -93,7 +109,7 @@ func (c *comparing) entry(ctx context.Context, e imagepin.Entry) (Comparison, er
 	if err != nil {
 		return Comparison{layerfiles.Unverified, err.Error()}, ctx.Err()
 	}
-	one := &chain{comparing: c, layers: layers{l}, snapshotter: e.Target.Snapshotter}
+	one := &chain{comparing: c, layers: layers{l}, snapshotter: e.Target.Snapshotter, began: began}
 	if !one.whole() {
 		err := c.checker.withView(ctx, snapshotOf(e), func(mounts []mount.Mount) error { return one.compare(ctx, mounts) })
 		if ctx.Err() != nil {
@@ -111,6 +127,7 @@ type chain struct {
 	*comparing
 	layers
 	snapshotter string
+	began       uint64 // see [noted.begin]
 }
 
 func (c *chain) level(n int) store.Snapshot {
@@ -244,13 +261,17 @@ func (c *chain) mounted(ctx context.Context, tree *layerfiles.Tree, n int, mount
 			return nil
 		}
 	}
+	var failed error
 	err := mount.WithReadonlyTempMount(ctx, mounts, func(root string) error {
-		return c.directory(ctx, tree, n, root, func(path string) bool { return path == "/lost+found" })
+		failed = c.directory(ctx, tree, n, root, func(path string) bool { return path == "/lost+found" })
+		return failed
 	})
 	_, compared := c.done[c.level(n)]
 	switch {
 	case ctx.Err() != nil:
 		return ctx.Err()
+	case failed != nil:
+		return failed
 	case err != nil && compared:
 		log.G(ctx).WithError(err).WithField("snapshot", c.ChainIDs[n]).Warn("cannot unmount snapshot after a check")
 	case err != nil:
@@ -277,8 +298,10 @@ func (c *chain) directory(ctx context.Context, tree *layerfiles.Tree, n int, dir
 	switch result.State {
 	case layerfiles.Damaged:
 		why := fmt.Sprintf("snapshot %s differs from its layers: %s", level.ChainID, result.Summary())
+		if err := c.checker.damage.note(ctx, c.checker.config.Snapshotter(c.snapshotter), level, why, c.began); err != nil {
+			return err
+		}
 		c.done[level] = Comparison{layerfiles.Damaged, why}
-		return c.checker.damage.note(ctx, c.checker.config.Snapshotter(c.snapshotter), level, why)
 	case layerfiles.Unverified:
 		c.done[level] = Comparison{layerfiles.Unverified, result.Reason}
 	default:

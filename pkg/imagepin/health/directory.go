@@ -109,7 +109,14 @@ func (c *Checker) RemoveUnusable(ctx context.Context, e imagepin.Entry) error {
 			return fmt.Errorf("%s, and container %s uses it: repair the image again when its containers are removed: %w", why, n, errdefs.ErrFailedPrecondition)
 		}
 	}
-	return c.removeAll(ctx, e.Target.Snapshotter, all.WithDescendants(lowest.String()))
+	toRemove := all.WithDescendants(lowest.String())
+	if err := c.removeAll(ctx, e.Target.Snapshotter, toRemove); err != nil {
+		return err
+	}
+	for _, name := range toRemove {
+		c.damage.forgetReplaced(store.Snapshot{Snapshotter: e.Target.Snapshotter, ChainID: digest.Digest(name)})
+	}
+	return nil
 }
 
 // removeAll removes snapshots in this order, and the views of checks on them that are created meanwhile.

@@ -2,6 +2,7 @@ package health
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 	"time"
@@ -16,8 +17,10 @@ import (
 
 // noted are the snapshots whose files are known to be damaged. They stay damaged until they are removed, or forgotten.
 type noted struct {
-	mu  sync.Mutex
-	all map[store.Snapshot]damaged
+	mu       sync.Mutex
+	all      map[store.Snapshot]damaged
+	replaced map[store.Snapshot]uint64 // which replacement of the process was the last one of a snapshot's files, from 1
+	last     uint64                    // replacement of any snapshot
 }
 
 // damaged is a snapshot with damaged files.
@@ -33,22 +36,55 @@ const damageLabel = imagepin.LabelPrefix + "damaged"
 // maxDamageLabel limits the value of damageLabel, in bytes.
 const maxDamageLabel = 1024
 
-// note notes that a snapshot is damaged.
-func (n *noted) note(ctx context.Context, snapshotter snapshots.Snapshotter, sn store.Snapshot, why string) error {
+// errReplaced reports that the files of a snapshot were replaced while they were compared.
+var errReplaced = errors.New("files were replaced while they were compared")
+
+// begin returns when a comparison begins, for note.
+func (n *noted) begin() (began uint64) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.last
+}
+
+// note notes that a comparison has found a snapshot damaged. It fails with errReplaced if its files were replaced since that began.
+func (n *noted) note(ctx context.Context, snapshotter snapshots.Snapshotter, sn store.Snapshot, why string, began uint64) error {
 	info, err := snapshotter.Stat(ctx, sn.ChainID.String())
-	if err == nil {
-		n.add(sn, damaged{why, info.Created})
+	if err != nil {
+		return err
 	}
-	return err
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.replaced[sn] > began {
+		return errReplaced
+	}
+	n.set(sn, damaged{why, info.Created})
+	return nil
 }
 
 func (n *noted) add(sn store.Snapshot, d damaged) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
+	n.set(sn, d)
+}
+
+// set is add for a caller that holds the lock.
+func (n *noted) set(sn store.Snapshot, d damaged) {
 	if n.all == nil {
 		n.all = make(map[store.Snapshot]damaged)
 	}
 	n.all[sn] = d
+}
+
+// forgetReplaced forgets a snapshot whose files were replaced, also for comparisons that have begun.
+func (n *noted) forgetReplaced(sn store.Snapshot) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	delete(n.all, sn)
+	if n.replaced == nil {
+		n.replaced = make(map[store.Snapshot]uint64)
+	}
+	n.last++
+	n.replaced[sn] = n.last
 }
 
 // read notes that a snapshot is damaged if it has the label, and forgets the one that it replaced.
@@ -166,7 +202,7 @@ func (n *noted) below(ctx context.Context, snapshotter snapshots.Snapshotter, sn
 func (c *Checker) Forget(ctx context.Context, e imagepin.Entry) error {
 	snapshotter := c.config.Snapshotter(e.Target.Snapshotter)
 	for name := e.ChainID.String(); name != ""; {
-		c.damage.forget(store.Snapshot{Snapshotter: e.Target.Snapshotter, ChainID: digest.Digest(name)})
+		c.damage.forgetReplaced(store.Snapshot{Snapshotter: e.Target.Snapshotter, ChainID: digest.Digest(name)})
 		info, err := snapshotter.Stat(ctx, name)
 		if errdefs.IsNotFound(err) {
 			return nil

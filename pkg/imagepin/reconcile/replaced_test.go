@@ -17,6 +17,8 @@ import (
 	"github.com/opencontainers/go-digest"
 
 	"github.com/imagepin/imagepin/pkg/imagepin"
+	"github.com/imagepin/imagepin/pkg/imagepin/health"
+	"github.com/imagepin/imagepin/pkg/imagepin/layerfiles"
 	"github.com/imagepin/imagepin/pkg/imagepin/pull"
 	"github.com/imagepin/imagepin/pkg/imagepin/replace"
 )
@@ -164,5 +166,89 @@ func TestNotReplaceable(t *testing.T) {
 	}
 	if from, err := d.LowestUnusable(d.ctx, f.Loss.Entry); err != nil || from != "" {
 		t.Errorf("the lowest unusable snapshot is %s, %v, want none", from, err)
+	}
+}
+
+// TestAdoptedOnDamage checks that an image that another tool has on a damaged snapshot is adopted when that is repaired.
+func TestAdoptedOnDamage(t *testing.T) {
+	d := newFilesNode(t, "overlayfs")
+	r := d.withReplacer("overlayfs")
+	r.users = []replace.User{{Snapshot: "container", Name: "container app of pod shop/cart-0"}}
+	remove := d.damageBelowContainer(t, "overlayfs")
+	d.deep(t)
+	img, err := d.Images.Get(d.ctx, tagA)
+	noError(t, err)
+	img.Name, img.Labels = "registry.example/other:1", nil
+	img, err = d.Images.Create(d.ctx, img)
+	noError(t, err)
+	q := &queue{repairs: d.repairs, keys: make(map[imagepin.Key]losses), more: make(chan struct{}, 1)} // that does not run
+	d.repairs.queues[queueName{snapshotter: "first"}] = q
+	noError(t, d.adopter.adoptNow(d.ctx, img, d.unanswered.onNode(d.ctx)))
+	queued := q.take()
+	if got := d.store.ByRef(img.Name); len(got) > 0 || len(queued) != 1 {
+		t.Fatalf("offered %+v, queued %+v, want only a repair", got, queued)
+	}
+	if retry := d.repairs.repairOne(d.ctx, queued[0]); retry != repairLastInUse {
+		t.Errorf("it is tried again after %s, want %s", retry, repairLastInUse)
+	}
+	r.users = nil
+	if retry := d.repairs.repairOne(d.ctx, queued[0]); retry != 0 || len(d.store.ByRef(img.Name)) != 1 {
+		t.Errorf("after the end of the container: offered %+v, it is tried again after %s", d.store.ByRef(img.Name), retry)
+	}
+	remove()
+	d.wantIntact(t)
+}
+
+// hookedStat is a snapshotter that calls a function once, before it returns what is known of a snapshot.
+type hookedStat struct {
+	snapshots.Snapshotter
+	name string
+	hook func()
+}
+
+// Stat implements snapshots.Snapshotter.
+func (h *hookedStat) Stat(ctx context.Context, name string) (snapshots.Info, error) {
+	if hook := h.hook; name == h.name && hook != nil {
+		h.hook = nil
+		hook()
+	}
+	return h.Snapshotter.Stat(ctx, name)
+}
+
+// TestReplacedDuringComparison replaces files below a container, or removes and unpacks their snapshot, after a comparison has read them
+// and before it notes the damage. That is not the damage of the new files.
+func TestReplacedDuringComparison(t *testing.T) {
+	for name, inUse := range map[string]bool{"replaced": true, "unpacked again": false} {
+		t.Run(name, func(t *testing.T) {
+			d := newFilesNode(t, "overlayfs")
+			d.withReplacer("overlayfs")
+			remove := d.damageBelowContainer(t, "overlayfs")
+			if !inUse {
+				remove()
+			}
+			e := d.store.ByRef(tagA)[0]
+			h := &hookedStat{Snapshotter: d.Snapshotter("first"), name: d.base.String()}
+			d.config.Checker = health.New(health.Config{
+				Images: d.store, Content: d.Content, Leases: d.Leases, Runtimes: d.config.Runtimes, Snapshotter: func(string) snapshots.Snapshotter { return h },
+			})
+			h.hook = func() {
+				for ref, f := range d.deep(t) {
+					if done, err := d.Repair(d.ctx, f); !done.Succeeded() || err != nil {
+						t.Errorf("repair of %s: got %q, %v", ref, done, err)
+					}
+				}
+			}
+			found, err := d.config.Checker.CompareFiles(d.ctx, e, true)
+			if err != nil && !errdefs.IsNotFound(err) || found.State == layerfiles.Damaged || h.hook != nil {
+				t.Errorf("got %+v, %v, repaired %t", found, err, h.hook == nil)
+			}
+			if why, err := d.config.Checker.KnownDamage(d.ctx, e); why != "" || err != nil {
+				t.Errorf("the new files are known as damaged: %q, %v", why, err)
+			}
+			if inUse {
+				remove()
+			}
+			d.wantIntact(t)
+		})
 	}
 }
