@@ -39,7 +39,7 @@ const maxDamageLabel = 1024
 // errReplaced reports that the files of a snapshot were replaced while they were compared.
 var errReplaced = errors.New("files were replaced while they were compared")
 
-// begin returns when a comparison begins, for note.
+// begin returns when a comparison or a list begins, for note and read.
 func (n *noted) begin() (began uint64) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -61,13 +61,7 @@ func (n *noted) note(ctx context.Context, snapshotter snapshots.Snapshotter, sn 
 	return nil
 }
 
-func (n *noted) add(sn store.Snapshot, d damaged) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	n.set(sn, d)
-}
-
-// set is add for a caller that holds the lock.
+// set notes that a snapshot is damaged. The caller holds the lock.
 func (n *noted) set(sn store.Snapshot, d damaged) {
 	if n.all == nil {
 		n.all = make(map[store.Snapshot]damaged)
@@ -87,14 +81,20 @@ func (n *noted) forgetReplaced(sn store.Snapshot) {
 	n.replaced[sn] = n.last
 }
 
-// read notes that a snapshot is damaged if it has the label, and forgets the one that it replaced.
-func (n *noted) read(snapshotter string, info snapshots.Info) {
+// read notes that a snapshot is damaged if it has the label, and forgets the one that it replaced. began is when the list began that it
+// is from: files that were replaced since then are others.
+func (n *noted) read(snapshotter string, info snapshots.Info, began uint64) {
 	sn := store.Snapshot{Snapshotter: snapshotter, ChainID: digest.Digest(info.Name)}
-	if d, ok := n.get(sn); ok && !info.Created.Equal(d.created) {
-		n.forget(sn)
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.replaced[sn] > began {
+		return
+	}
+	if d, ok := n.all[sn]; ok && !info.Created.Equal(d.created) {
+		delete(n.all, sn)
 	}
 	if why := info.Labels[damageLabel]; why != "" {
-		n.add(sn, damaged{why, info.Created})
+		n.set(sn, damaged{why, info.Created})
 	}
 }
 
@@ -202,7 +202,6 @@ func (n *noted) below(ctx context.Context, snapshotter snapshots.Snapshotter, sn
 func (c *Checker) Forget(ctx context.Context, e imagepin.Entry) error {
 	snapshotter := c.config.Snapshotter(e.Target.Snapshotter)
 	for name := e.ChainID.String(); name != ""; {
-		c.damage.forgetReplaced(store.Snapshot{Snapshotter: e.Target.Snapshotter, ChainID: digest.Digest(name)})
 		info, err := snapshotter.Stat(ctx, name)
 		if errdefs.IsNotFound(err) {
 			return nil
@@ -215,6 +214,7 @@ func (c *Checker) Forget(ctx context.Context, e imagepin.Entry) error {
 				return fmt.Errorf("remove the label of snapshot %s in %s: %w", name, e.Target.Snapshotter, err)
 			}
 		}
+		c.damage.forgetReplaced(store.Snapshot{Snapshotter: e.Target.Snapshotter, ChainID: digest.Digest(name)}) // what is listed now has no label
 		name = info.Parent
 	}
 	return nil

@@ -215,6 +215,64 @@ func (h *hookedStat) Stat(ctx context.Context, name string) (snapshots.Info, err
 	return h.Snapshotter.Stat(ctx, name)
 }
 
+// hookedWalk is a snapshotter that calls a function once, after it has listed the snapshots and before it returns them.
+type hookedWalk struct {
+	snapshots.Snapshotter
+	hook func()
+}
+
+// Walk implements snapshots.Snapshotter.
+func (h *hookedWalk) Walk(ctx context.Context, fn snapshots.WalkFunc, filters ...string) error {
+	var all []snapshots.Info
+	err := h.Snapshotter.Walk(ctx, func(_ context.Context, i snapshots.Info) error {
+		all = append(all, i)
+		return nil
+	}, filters...)
+	if hook := h.hook; hook != nil {
+		h.hook = nil
+		hook()
+	}
+	for _, i := range all {
+		if err == nil {
+			err = fn(ctx, i)
+		}
+	}
+	return err
+}
+
+// TestReplacedDuringList replaces files that a repair could not replace before, while a list of the snapshots has their label.
+func TestReplacedDuringList(t *testing.T) {
+	d := newFilesNode(t, "overlayfs")
+	r := d.withReplacer("overlayfs")
+	r.users = []replace.User{{Snapshot: "container", Name: "container app of pod shop/cart-0"}}
+	remove := d.damageBelowContainer(t, "overlayfs")
+	h := &hookedWalk{Snapshotter: d.Snapshotter("first")}
+	d.config.Checker = health.New(health.Config{
+		Images: d.store, Content: d.Content, Leases: d.Leases, Runtimes: d.config.Runtimes, Snapshotter: func(string) snapshots.Snapshotter { return h },
+	})
+	found := d.deep(t)
+	for ref, f := range found {
+		if done, err := d.Repair(d.ctx, f); done != Kept {
+			t.Errorf("repair of %s: got %q, %v, want %q", ref, done, err, Kept)
+		}
+	}
+	h.hook = func() {
+		r.users = nil
+		for ref, f := range found {
+			if done, err := d.Repair(d.ctx, f); !done.Succeeded() || err != nil {
+				t.Errorf("repair of %s: got %q, %v", ref, done, err)
+			}
+		}
+	}
+	_, err := d.config.Checker.Inventory(d.ctx)
+	noError(t, err)
+	if why, err := d.config.Checker.KnownDamage(d.ctx, found[tagA].Loss.Entry); why != "" || err != nil || h.hook != nil {
+		t.Errorf("the new files are known as damaged: %q, %v", why, err)
+	}
+	remove()
+	d.wantIntact(t)
+}
+
 // TestReplacedDuringComparison replaces files below a container, or removes and unpacks their snapshot, after a comparison has read them
 // and before it notes the damage. That is not the damage of the new files.
 func TestReplacedDuringComparison(t *testing.T) {
