@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/http"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"time"
@@ -15,6 +16,7 @@ import (
 	"github.com/containerd/containerd/v2/core/snapshots"
 	"github.com/containerd/errdefs"
 
+	api "github.com/imagepin/imagepin/api/imagepin/v1"
 	"github.com/imagepin/imagepin/integration/images"
 	"github.com/imagepin/imagepin/integration/node"
 	"github.com/imagepin/imagepin/integration/offline"
@@ -181,6 +183,26 @@ var crashScenarios = map[string]scenario{
 		// If containerd has collected the view of a check, it refuses to remove the snapshot below. imagepin then removes
 		// that one by garbage collection.
 		sometimes: []string{"collect.leased", "collect.done"},
+	},
+	"repair of files below an exited container": {
+		only: []string{"exchange."}, // the others are those of other repairs
+		setup: func(c *killRig) {
+			ref := c.pushData("app:1", "1")
+			c.MustPull(ref, "")
+			c.addExited(ref)
+			c.TruncateAll(c.SnapshotDirectory(ref))
+		},
+		op: func(c *killRig) error {
+			if err := c.command("check", "--deep", "--repair"); err != nil {
+				return err
+			}
+			return c.removeExited()
+		},
+		after: func(c *killRig) { // the start repairs it
+			if err := errors.Join(c.awaitStatus(c.Reg.Ref("app:1"), "runc", true), c.removeExited()); err != nil {
+				c.T.Fatal(err)
+			}
+		},
 	},
 	"start after a killed pull": {
 		setup: func(c *killRig) {
@@ -508,6 +530,35 @@ func (c *killRig) copyKeys(from, to string) error {
 		return err
 	})
 	return errors.Join(err, root.Close())
+}
+
+// exited is the name of the snapshot of an exited container.
+const exited = "exited"
+
+// addExited creates the snapshot of an exited container on an image.
+func (c *killRig) addExited(ref string) {
+	c.T.Helper()
+	resp, err := c.Control().Inspect(c.Ctx, &api.InspectRequest{Ref: ref})
+	if err == nil {
+		_, err = c.Client().SnapshotService("overlayfs").Prepare(testkit.NSContext(c.Ctx), exited, resp.Keys[0].ChainId,
+			snapshots.WithLabels(map[string]string{"containerd.io/gc.root": "now"}))
+	}
+	if err != nil {
+		c.T.Fatal(err)
+	}
+}
+
+// removeExited checks that an image has its files, and removes the exited container on it.
+func (c *killRig) removeExited() error {
+	b, err := os.ReadFile(filepath.Join(c.SnapshotDirectory(c.Reg.Ref("app:1")), "version"))
+	if err != nil || string(b) != "1" {
+		return fmt.Errorf("the file of the image has %q, %w", b, err)
+	}
+	err = c.Client().SnapshotService("overlayfs").Remove(testkit.NSContext(c.Ctx), exited)
+	if errdefs.IsNotFound(err) {
+		return nil
+	}
+	return err
 }
 
 // removeSnapshots removes all snapshots of the default snapshotter.

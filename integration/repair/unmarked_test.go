@@ -30,7 +30,7 @@ func TestUnmarkedAfterBoot(t *testing.T) {
 	}
 	id := r.MustPull(kept, "runc")
 	r.MustRemovePod(r.MustPod("runc")) // pulls the sandbox image
-	truncateAll(t, r.DirectoryIn(lost, "overlayfs"))
+	r.TruncateAll(r.DirectoryIn(lost, "overlayfs"))
 	if err := r.Kill9(); err != nil {
 		t.Fatal(err)
 	}

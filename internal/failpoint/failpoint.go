@@ -45,6 +45,13 @@ var Names = []string{
 	"check.viewed", // a snapshot has a view
 	"check.remove", // before each unusable snapshot is removed
 
+	// Replacing the files of damaged snapshots.
+	"exchange.hidden",    // the key is recorded as damaged
+	"exchange.synced",    // the new snapshots are committed and on the disk
+	"exchange.directory", // before each directory is exchanged
+	"exchange.durable",   // all directories are exchanged, which is on the disk
+	"exchange.forgotten", // the damage is forgotten, the key is still recorded as damaged
+
 	// Image records.
 	"store.write",      // before each record is written
 	"store.commit",     // all records are written, in a transaction that is not committed

@@ -16,13 +16,13 @@ const module = "github.com/imagepin/imagepin/"
 // layers are the packages of this module from the lowest layer to the highest. A package imports only packages of lower
 // layers.
 var layers = [][]string{
-	{"api/imagepin/v1", "api/v1alpha1", "internal/blobcache", "internal/failpoint", "internal/gcroots", "internal/gunzip", "internal/jsontext", "internal/similar", "internal/yamldoc", "pkg/imagepin/durable", "pkg/runtimeplatform", "pkg/imagepin/internal/blobtable", "pkg/imagepin/internal/errno", "pkg/imagepin/internal/keyed", "pkg/imagepin/internal/order", "pkg/imagepin/internal/flight", "pkg/imagepin/internal/pieces", "pkg/imagepin/layerfiles", "pkg/imagepin/policy", "version"},
+	{"api/imagepin/v1", "api/v1alpha1", "internal/blobcache", "internal/failpoint", "internal/gcroots", "internal/gunzip", "internal/jsontext", "internal/similar", "internal/yamldoc", "pkg/imagepin/durable", "pkg/runtimeplatform", "pkg/imagepin/internal/blobtable", "pkg/imagepin/internal/errno", "pkg/imagepin/internal/family", "pkg/imagepin/internal/keyed", "pkg/imagepin/internal/order", "pkg/imagepin/internal/flight", "pkg/imagepin/internal/pieces", "pkg/imagepin/layerfiles", "pkg/imagepin/policy", "version"},
 	{"pkg/imagepin"},
 	{"pkg/imagepin/internal/blobs"},
 	{"pkg/imagepin/internal/lease", "pkg/imagepin/lock", "pkg/imagepin/pin", "pkg/imagepin/cluster"},
 	{"pkg/imagepin/retain", "pkg/imagepin/bandwidth", "pkg/imagepin/claim", "pkg/imagepin/bundle", "pkg/imagepin/applied"},
 	{"pkg/imagepin/store", "pkg/imagepin/resolve", "pkg/imagepin/download"},
-	{"pkg/imagepin/decide", "pkg/imagepin/config", "pkg/imagepin/health", "pkg/imagepin/usage", "pkg/imagepin/compare"},
+	{"pkg/imagepin/decide", "pkg/imagepin/config", "pkg/imagepin/health", "pkg/imagepin/usage", "pkg/imagepin/compare", "pkg/imagepin/replace"},
 	{"pkg/imagepin/pull"},
 	{"pkg/imagepin/reconcile", "pkg/imagepin/metrics", "pkg/imagepin/apply"},
 	{"pkg/imagepin/cri", "pkg/imagepin/control"},

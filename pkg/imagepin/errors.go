@@ -37,6 +37,10 @@ const (
 	ContentCorrupt Reason = "ContentCorrupt"
 	// ContentDamaged: a part of the image on the node differs from its record and could not be fetched again.
 	ContentDamaged Reason = "ContentDamaged"
+	// SnapshotInUse: files of the image's snapshot are damaged, and cannot be replaced while a container or a mount uses it.
+	SnapshotInUse Reason = "SnapshotInUse"
+	// SnapshotNotReplaceable: files of the image's snapshot are damaged, and cannot be replaced while other snapshots stand on it.
+	SnapshotNotReplaceable Reason = "SnapshotNotReplaceable"
 	// ImageVerificationFailed: an image verifier plugin rejected the image, or could not verify it.
 	ImageVerificationFailed Reason = "ImageVerificationFailed"
 	// ImageNotReady: an image that RunPodSandbox or CreateContainer needs could not be pulled or unpacked for the

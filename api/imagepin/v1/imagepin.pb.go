@@ -4113,8 +4113,10 @@ func (x *ConfigDiff) GetTo() string {
 }
 
 type CheckRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Repair        bool                   `protobuf:"varint,1,opt,name=repair,proto3" json:"repair,omitempty"`
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	Repair bool                   `protobuf:"varint,1,opt,name=repair,proto3" json:"repair,omitempty"`
+	// With repair: removes exited containers and stopped sandboxes that keep a damaged snapshot from being repaired.
+	RemoveExited  bool `protobuf:"varint,2,opt,name=remove_exited,json=removeExited,proto3" json:"remove_exited,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4152,6 +4154,13 @@ func (*CheckRequest) Descriptor() ([]byte, []int) {
 func (x *CheckRequest) GetRepair() bool {
 	if x != nil {
 		return x.Repair
+	}
+	return false
+}
+
+func (x *CheckRequest) GetRemoveExited() bool {
+	if x != nil {
+		return x.RemoveExited
 	}
 	return false
 }
@@ -4213,6 +4222,7 @@ type DeepCheckRequest struct {
 	Repair bool                   `protobuf:"varint,1,opt,name=repair,proto3" json:"repair,omitempty"`
 	// Maximum read rate. 0 means 100 MiB, a negative value means no limit.
 	BytesPerSecond int64 `protobuf:"varint,2,opt,name=bytes_per_second,json=bytesPerSecond,proto3" json:"bytes_per_second,omitempty"`
+	RemoveExited   bool  `protobuf:"varint,3,opt,name=remove_exited,json=removeExited,proto3" json:"remove_exited,omitempty"` // as in CheckRequest
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
 }
@@ -4259,6 +4269,13 @@ func (x *DeepCheckRequest) GetBytesPerSecond() int64 {
 		return x.BytesPerSecond
 	}
 	return 0
+}
+
+func (x *DeepCheckRequest) GetRemoveExited() bool {
+	if x != nil {
+		return x.RemoveExited
+	}
+	return false
 }
 
 type DeepCheckResponse struct {
@@ -4422,6 +4439,7 @@ type Finding struct {
 	Error         string                 `protobuf:"bytes,5,opt,name=error,proto3" json:"error,omitempty"`                              // why it could not be repaired
 	NotAdopted    bool                   `protobuf:"varint,6,opt,name=not_adopted,json=notAdopted,proto3" json:"not_adopted,omitempty"` // an image of another tool that imagepin does not use: not a difference, and not repaired
 	Unverified    bool                   `protobuf:"varint,7,opt,name=unverified,proto3" json:"unverified,omitempty"`                   // the files of the image could not be compared with its layers: not known to be a difference, and not repaired
+	Removed       []string               `protobuf:"bytes,8,rep,name=removed,proto3" json:"removed,omitempty"`                          // the containers and sandboxes that were removed for the repair
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4503,6 +4521,13 @@ func (x *Finding) GetUnverified() bool {
 		return x.Unverified
 	}
 	return false
+}
+
+func (x *Finding) GetRemoved() []string {
+	if x != nil {
+		return x.Removed
+	}
+	return nil
 }
 
 type ApplyRequest struct {
@@ -6361,15 +6386,17 @@ const file_imagepin_v1_imagepin_proto_rawDesc = "" +
 	"\x04from\x18\x02 \x01(\tH\x00R\x04from\x88\x01\x01\x12\x13\n" +
 	"\x02to\x18\x03 \x01(\tH\x01R\x02to\x88\x01\x01B\a\n" +
 	"\x05_fromB\x05\n" +
-	"\x03_to\"&\n" +
+	"\x03_to\"K\n" +
 	"\fCheckRequest\x12\x16\n" +
-	"\x06repair\x18\x01 \x01(\bR\x06repair\"[\n" +
+	"\x06repair\x18\x01 \x01(\bR\x06repair\x12#\n" +
+	"\rremove_exited\x18\x02 \x01(\bR\fremoveExited\"[\n" +
 	"\rCheckResponse\x120\n" +
 	"\bfindings\x18\x01 \x03(\v2\x14.imagepin.v1.FindingR\bfindings\x12\x18\n" +
-	"\achecked\x18\x02 \x01(\x03R\achecked\"T\n" +
+	"\achecked\x18\x02 \x01(\x03R\achecked\"y\n" +
 	"\x10DeepCheckRequest\x12\x16\n" +
 	"\x06repair\x18\x01 \x01(\bR\x06repair\x12(\n" +
-	"\x10bytes_per_second\x18\x02 \x01(\x03R\x0ebytesPerSecond\"\x83\x01\n" +
+	"\x10bytes_per_second\x18\x02 \x01(\x03R\x0ebytesPerSecond\x12#\n" +
+	"\rremove_exited\x18\x03 \x01(\bR\fremoveExited\"\x83\x01\n" +
 	"\x11DeepCheckResponse\x12:\n" +
 	"\bprogress\x18\x01 \x01(\v2\x1e.imagepin.v1.DeepCheckProgressR\bprogress\x122\n" +
 	"\x06result\x18\x02 \x01(\v2\x1a.imagepin.v1.CheckResponseR\x06result\"\x82\x02\n" +
@@ -6383,7 +6410,7 @@ const file_imagepin_v1_imagepin_proto_rawDesc = "" +
 	"\tsnapshots\x18\x05 \x01(\x03R\tsnapshots\x12'\n" +
 	"\x0fsnapshots_total\x18\x06 \x01(\x03R\x0esnapshotsTotal\x12\x1c\n" +
 	"\tprocessed\x18\a \x01(\x03R\tprocessed\x12\x1a\n" +
-	"\bfindings\x18\b \x01(\x03R\bfindings\"\xc8\x01\n" +
+	"\bfindings\x18\b \x01(\x03R\bfindings\"\xe2\x01\n" +
 	"\aFinding\x12\x18\n" +
 	"\asubject\x18\x01 \x01(\tR\asubject\x12\x18\n" +
 	"\aproblem\x18\x02 \x01(\tR\aproblem\x12\x16\n" +
@@ -6394,7 +6421,8 @@ const file_imagepin_v1_imagepin_proto_rawDesc = "" +
 	"notAdopted\x12\x1e\n" +
 	"\n" +
 	"unverified\x18\a \x01(\bR\n" +
-	"unverified\"\x94\x02\n" +
+	"unverified\x12\x18\n" +
+	"\aremoved\x18\b \x03(\tR\aremoved\"\x94\x02\n" +
 	"\fApplyRequest\x12\x12\n" +
 	"\x04lock\x18\x01 \x01(\fR\x04lock\x12\x12\n" +
 	"\x04path\x18\x02 \x01(\tR\x04path\x12\x18\n" +

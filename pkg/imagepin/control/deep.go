@@ -41,7 +41,7 @@ func (s *Server) deepCheck(ctx context.Context, r *api.DeepCheckRequest, stream 
 	if err := p.send(); err != nil {
 		return err
 	}
-	resp := s.report(ctx, report, r.GetRepair(), func() error {
+	resp := s.report(ctx, report, repairs{all: r.GetRepair(), removeExited: r.GetRemoveExited()}, func() error {
 		p.now.Processed++
 		return p.send()
 	})

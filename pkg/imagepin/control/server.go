@@ -50,6 +50,7 @@ type Config struct {
 	// Uninstall removes all of imagepin's records after it has stopped all writers. With dry it only counts them.
 	Uninstall func(ctx context.Context, dry bool) (*api.UninstallResponse, error)
 	Remover   Remover
+	Exited    Exited
 	Locks     Locks
 	Usage     Usage
 	Registry  compare.Registry
@@ -127,11 +128,20 @@ type Usage interface {
 	Measure(ctx context.Context) (usage.Usage, error)
 }
 
+// Exited removes exited containers. [cri.Service] implements it.
+type Exited interface {
+	// RemoveExited removes the exited containers and the stopped sandboxes on an image's snapshots, from a layer up, and returns
+	// what it has removed.
+	RemoveExited(ctx context.Context, e imagepin.Entry, from digest.Digest) ([]string, error)
+}
+
 // Health checks and repairs. [reconcile.Reconciler] implements it.
 type Health interface {
 	Check(ctx context.Context, ref health.PinnedRef) (health.Report, error)
 	DeepCheck(ctx context.Context, d health.DeepOptions) (health.Report, error)
 	Repair(ctx context.Context, f health.Finding) (reconcile.Repaired, error)
+	// LowestUnusable returns the chain ID of the lowest unusable snapshot of an image, or "" if there is none.
+	LowestUnusable(ctx context.Context, e imagepin.Entry) (digest.Digest, error)
 }
 
 // Server is the control service.

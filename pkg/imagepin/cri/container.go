@@ -414,7 +414,7 @@ func (s *containers) notReadyError(err error, ref string, t runtimeplatform.Targ
 	}
 	fetching := false
 	switch cause.Reason {
-	case imagepin.ImageVerificationFailed, imagepin.PinnedDigestGone:
+	case imagepin.ImageVerificationFailed, imagepin.PinnedDigestGone, imagepin.SnapshotInUse, imagepin.SnapshotNotReplaceable:
 		return err // a pull would fail in the same way
 	case imagepin.PullAccessDenied, imagepin.CannotPullImage:
 		fetching = true

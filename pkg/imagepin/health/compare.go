@@ -2,6 +2,7 @@ package health
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -10,9 +11,11 @@ import (
 	"strings"
 
 	"github.com/containerd/containerd/v2/core/mount"
+	"github.com/containerd/errdefs"
 	"github.com/containerd/log"
 
 	"github.com/imagepin/imagepin/pkg/imagepin"
+	"github.com/imagepin/imagepin/pkg/imagepin/internal/blobs"
 	"github.com/imagepin/imagepin/pkg/imagepin/internal/lease"
 	"github.com/imagepin/imagepin/pkg/imagepin/layerfiles"
 	"github.com/imagepin/imagepin/pkg/imagepin/store"
@@ -27,7 +30,7 @@ type Comparison struct {
 
 // CompareFiles compares the files of an entry's snapshots with its layers in the content store. If deep is set, it reads all files,
 // see [layerfiles.Options]. It remembers snapshots that are damaged. It creates a view of each snapshot and removes it again. It fails
-// if ctx is done, or if a snapshotter fails.
+// if ctx is done, if a snapshotter fails, and with ErrNotFound if a snapshot is removed meanwhile.
 func (c *Checker) CompareFiles(ctx context.Context, e imagepin.Entry, deep bool) (result Comparison, _ error) {
 	if e.ChainID == "" {
 		return Comparison{State: layerfiles.Intact}, nil
@@ -42,28 +45,34 @@ func (c *Checker) CompareFiles(ctx context.Context, e imagepin.Entry, deep bool)
 // SnapshotDamage describes the damage of the files of the snapshots that an image uses, which another key of the node is known to be
 // damaged by. It returns "" if no damage is known. It reads the files if it is unknown why such a key is damaged.
 func (c *Checker) SnapshotDamage(ctx context.Context, e imagepin.Entry) (why string, _ error) {
-	why, err := c.damage.below(ctx, c.config.Snapshotter(e.Target.Snapshotter), snapshotOf(e))
+	why, err := c.KnownDamage(ctx, e)
 	if err != nil || why != "" {
 		return why, err
 	}
 	if c.suspect.Load() {
-		result, err := c.CompareFiles(ctx, e, false)
-		if err != nil || result.State != layerfiles.Damaged {
-			return "", err
-		}
-		return result.Why, nil
+		return c.differs(ctx, e, false)
 	}
 	for _, d := range c.config.Images.Damaged() {
 		if e.ChainID == "" || snapshotOf(d.Entry) != snapshotOf(e) || d.DamagedAt.IsZero() {
 			continue
 		}
-		result, err := c.CompareFiles(ctx, e, true)
-		if err != nil || result.State != layerfiles.Damaged {
-			return "", err
-		}
-		return result.Why, nil
+		return c.differs(ctx, e, true)
 	}
 	return "", nil
+}
+
+// differs describes the damage that CompareFiles finds. It returns "" if that finds none, or if a snapshot is removed meanwhile.
+func (c *Checker) differs(ctx context.Context, e imagepin.Entry, deep bool) (why string, _ error) {
+	result, err := c.CompareFiles(ctx, e, deep)
+	if errdefs.IsNotFound(err) || err == nil && result.State != layerfiles.Damaged {
+		return "", nil
+	}
+	return result.Why, err
+}
+
+// KnownDamage is [Checker.SnapshotDamage] that reads no files.
+func (c *Checker) KnownDamage(ctx context.Context, e imagepin.Entry) (why string, _ error) {
+	return c.damage.below(ctx, c.config.Snapshotter(e.Target.Snapshotter), snapshotOf(e))
 }
 
 // comparing compares the files of snapshots, each snapshot once. Snapshots of one chain are its levels.
@@ -78,19 +87,29 @@ func (c *Checker) comparing(deep bool, rate func(int64) error) *comparing {
 	return &comparing{checker: c, deep: deep, rate: rate, done: make(map[store.Snapshot]Comparison)}
 }
 
-// entry compares the snapshots of an entry. The context must have a lease.
+// entry compares the snapshots of an entry, again if their files are replaced meanwhile. The context must have a lease.
 func (c *comparing) entry(ctx context.Context, e imagepin.Entry) (Comparison, error) {
-	if why, err := c.checker.damage.below(ctx, c.checker.config.Snapshotter(e.Target.Snapshotter), snapshotOf(e)); err != nil || why != "" {
+	for {
+		result, err := c.entryOnce(ctx, e)
+		if !errors.Is(err, errReplaced) {
+			return result, err
+		}
+	}
+}
+
+func (c *comparing) entryOnce(ctx context.Context, e imagepin.Entry) (Comparison, error) {
+	began := c.checker.damage.begin()
+	if why, err := c.checker.KnownDamage(ctx, e); err != nil || why != "" {
 		return Comparison{layerfiles.Damaged, why}, err
 	}
 	if layerfiles.InUserNamespace() {
 		return Comparison{layerfiles.Unverified, "files are not compared in a user namespace"}, nil
 	}
-	l, err := layersOf(ctx, c.checker.config.Content, e)
+	l, err := blobs.LayersOf(ctx, c.checker.config.Content, e)
 	if err != nil {
 		return Comparison{layerfiles.Unverified, err.Error()}, ctx.Err()
 	}
-	one := &chain{comparing: c, layers: l, snapshotter: e.Target.Snapshotter}
+	one := &chain{comparing: c, layers: layers{l}, snapshotter: e.Target.Snapshotter, began: began}
 	if !one.whole() {
 		err := c.checker.withView(ctx, snapshotOf(e), func(mounts []mount.Mount) error { return one.compare(ctx, mounts) })
 		if ctx.Err() != nil {
@@ -108,15 +127,16 @@ type chain struct {
 	*comparing
 	layers
 	snapshotter string
+	began       uint64 // see [noted.begin]
 }
 
 func (c *chain) level(n int) store.Snapshot {
-	return store.Snapshot{Snapshotter: c.snapshotter, ChainID: c.chain[n]}
+	return store.Snapshot{Snapshotter: c.snapshotter, ChainID: c.ChainIDs[n]}
 }
 
 // whole reports whether all levels have been compared.
 func (c *chain) whole() bool {
-	for n := range c.chain {
+	for n := range c.ChainIDs {
 		if _, ok := c.done[c.level(n)]; !ok {
 			return false
 		}
@@ -127,7 +147,7 @@ func (c *chain) whole() bool {
 // result returns the result of all levels: the first damage, or else the first level that is unverified.
 func (c *chain) result() Comparison {
 	all := Comparison{State: layerfiles.Intact}
-	for n := range c.chain {
+	for n := range c.ChainIDs {
 		switch one := c.done[c.level(n)]; {
 		case one.State == layerfiles.Damaged:
 			return one
@@ -141,13 +161,13 @@ func (c *chain) result() Comparison {
 // compare compares all levels that have not been compared. mounts are those of the top one.
 func (c *chain) compare(ctx context.Context, mounts []mount.Mount) error {
 	switch dirs := lowerDirs(mounts); {
-	case len(dirs) == len(c.chain):
+	case len(dirs) == len(c.ChainIDs):
 		return c.separately(ctx, dirs)
 	case len(dirs) > 0:
-		c.unverified(0, fmt.Sprintf("its mount has %d directories for %d layers", len(dirs), len(c.chain)))
+		c.unverified(0, fmt.Sprintf("its mount has %d directories for %d layers", len(dirs), len(c.ChainIDs)))
 		return nil
 	}
-	if n := len(c.chain); n > 1 && len(mounts) == n+1 && strings.HasSuffix(mounts[n].Type, "/overlay") {
+	if n := len(c.ChainIDs); n > 1 && len(mounts) == n+1 && strings.HasSuffix(mounts[n].Type, "/overlay") {
 		return c.devices(ctx, mounts[:n])
 	}
 	return c.merged(ctx, mounts)
@@ -155,7 +175,7 @@ func (c *chain) compare(ctx context.Context, mounts []mount.Mount) error {
 
 // devices compares the file systems of an overlay that has one for each layer, highest first, as that of the EROFS snapshotter.
 func (c *chain) devices(ctx context.Context, mounts []mount.Mount) error {
-	for n := range c.chain {
+	for n := range c.ChainIDs {
 		err := c.separate(ctx, n, func(tree *layerfiles.Tree) error {
 			return c.mounted(ctx, tree, n, mounts[len(mounts)-1-n:len(mounts)-n])
 		})
@@ -197,7 +217,7 @@ func (c *chain) separate(ctx context.Context, n int, compare func(*layerfiles.Tr
 // merged compares the directories of snapshots that each have the files of all layers up to theirs.
 func (c *chain) merged(ctx context.Context, mounts []mount.Mount) error {
 	tree := layerfiles.NewTree()
-	for n := range c.chain {
+	for n := range c.ChainIDs {
 		if err := c.apply(ctx, tree, n, layerfiles.Merge); err != nil {
 			c.unverified(n, err.Error())
 			return ctx.Err()
@@ -206,7 +226,7 @@ func (c *chain) merged(ctx context.Context, mounts []mount.Mount) error {
 			continue
 		}
 		compare := func(mounts []mount.Mount) error { return c.mounted(ctx, tree, n, mounts) }
-		if n == len(c.chain)-1 {
+		if n == len(c.ChainIDs)-1 {
 			return compare(mounts)
 		}
 		if err := c.checker.withView(ctx, c.level(n), compare); err != nil {
@@ -218,7 +238,7 @@ func (c *chain) merged(ctx context.Context, mounts []mount.Mount) error {
 
 // unverified notes why a level and those above it could not be compared.
 func (c *chain) unverified(n int, why string) {
-	for ; n < len(c.chain); n++ {
+	for ; n < len(c.ChainIDs); n++ {
 		if _, ok := c.done[c.level(n)]; !ok {
 			c.done[c.level(n)] = Comparison{layerfiles.Unverified, why}
 		}
@@ -241,15 +261,19 @@ func (c *chain) mounted(ctx context.Context, tree *layerfiles.Tree, n int, mount
 			return nil
 		}
 	}
+	var failed error
 	err := mount.WithReadonlyTempMount(ctx, mounts, func(root string) error {
-		return c.directory(ctx, tree, n, root, func(path string) bool { return path == "/lost+found" })
+		failed = c.directory(ctx, tree, n, root, func(path string) bool { return path == "/lost+found" })
+		return failed
 	})
 	_, compared := c.done[c.level(n)]
 	switch {
 	case ctx.Err() != nil:
 		return ctx.Err()
+	case failed != nil:
+		return failed
 	case err != nil && compared:
-		log.G(ctx).WithError(err).WithField("snapshot", c.chain[n]).Warn("cannot unmount snapshot after a check")
+		log.G(ctx).WithError(err).WithField("snapshot", c.ChainIDs[n]).Warn("cannot unmount snapshot after a check")
 	case err != nil:
 		c.done[c.level(n)] = Comparison{layerfiles.Unverified, err.Error()}
 	}
@@ -274,8 +298,10 @@ func (c *chain) directory(ctx context.Context, tree *layerfiles.Tree, n int, dir
 	switch result.State {
 	case layerfiles.Damaged:
 		why := fmt.Sprintf("snapshot %s differs from its layers: %s", level.ChainID, result.Summary())
+		if err := c.checker.damage.note(ctx, c.checker.config.Snapshotter(c.snapshotter), level, why, c.began); err != nil {
+			return err
+		}
 		c.done[level] = Comparison{layerfiles.Damaged, why}
-		return c.checker.damage.note(ctx, c.checker.config.Snapshotter(c.snapshotter), level, why)
 	case layerfiles.Unverified:
 		c.done[level] = Comparison{layerfiles.Unverified, result.Reason}
 	default:

@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 
@@ -18,6 +19,8 @@ import (
 	"github.com/imagepin/imagepin/internal/failpoint"
 	"github.com/imagepin/imagepin/pkg/imagepin"
 	"github.com/imagepin/imagepin/pkg/imagepin/internal/errno"
+	"github.com/imagepin/imagepin/pkg/imagepin/internal/family"
+	"github.com/imagepin/imagepin/pkg/imagepin/internal/lease"
 	"github.com/imagepin/imagepin/pkg/imagepin/store"
 )
 
@@ -90,53 +93,86 @@ func gone(path string) bool {
 // damaged files from earlier checks. The context must have a lease.
 func (c *Checker) RemoveUnusable(ctx context.Context, e imagepin.Entry) error {
 	snapshotter := c.config.Snapshotter(e.Target.Snapshotter)
-	parents, children := make(map[string]string), make(map[string][]string)
-	inUse := make(map[string]bool)
-	err := snapshotter.Walk(ctx, func(_ context.Context, i snapshots.Info) error {
-		parents[i.Name] = i.Parent
-		children[i.Parent] = append(children[i.Parent], i.Name)
-		inUse[i.Name] = i.Kind != snapshots.KindCommitted && !strings.HasPrefix(i.Name, viewPrefix)
-		return nil
-	})
+	all, err := family.Of(ctx, snapshotter)
 	if err != nil {
 		return err
 	}
-	var chain []string // lowest first
-	for name := e.ChainID.String(); name != ""; name = parents[name] {
-		chain = append([]string{name}, chain...)
+	lowest, why, err := c.lowestUnusable(ctx, e, all)
+	if err != nil || lowest == "" {
+		return err
 	}
-	for _, name := range chain {
-		why, err := c.unusable(ctx, store.Snapshot{Snapshotter: e.Target.Snapshotter, ChainID: digest.Digest(name)})
-		if err != nil {
-			return err
+	if err := c.damage.mark(ctx, snapshotter, store.Snapshot{Snapshotter: e.Target.Snapshotter, ChainID: lowest}); err != nil {
+		return fmt.Errorf("label snapshot %s: %w", lowest, err)
+	}
+	for _, n := range all.WithDescendants(lowest.String()) {
+		if isInUse(all[n]) {
+			return fmt.Errorf("%s, and container %s uses it: repair the image again when its containers are removed: %w", why, n, errdefs.ErrFailedPrecondition)
 		}
-		if why == "" {
-			continue
-		}
-		toRemove := withDescendants(name, children)
-		for _, n := range toRemove {
-			if inUse[n] {
-				return fmt.Errorf("%s, and container %s uses it: repair the image again when its containers are removed: %w", why, n, errdefs.ErrFailedPrecondition)
-			}
-		}
-		level := store.Snapshot{Snapshotter: e.Target.Snapshotter, ChainID: digest.Digest(name)}
-		if err := c.damage.mark(ctx, snapshotter, level); err != nil {
-			return fmt.Errorf("label snapshot %s: %w", name, err)
-		}
-		for _, n := range toRemove {
-			failpoint.Reach("check.remove")
-			err := snapshotter.Remove(ctx, n)
-			if errdefs.IsFailedPrecondition(err) {
-				err = c.collectSnapshot(ctx, store.Snapshot{Snapshotter: e.Target.Snapshotter, ChainID: digest.Digest(n)}, err)
-			}
-			if err != nil && !errdefs.IsNotFound(err) {
-				return fmt.Errorf("remove snapshot %s: %w", n, err)
-			}
-		}
-		return nil
+	}
+	toRemove := all.WithDescendants(lowest.String())
+	if err := c.removeAll(ctx, e.Target.Snapshotter, toRemove); err != nil {
+		return err
+	}
+	for _, name := range toRemove {
+		c.damage.forgetReplaced(store.Snapshot{Snapshotter: e.Target.Snapshotter, ChainID: digest.Digest(name)})
 	}
 	return nil
 }
+
+// removeAll removes snapshots in this order, and the views of checks on them that are created meanwhile.
+func (c *Checker) removeAll(ctx context.Context, snapshotter string, names []string) error {
+	sn := c.config.Snapshotter(snapshotter)
+	for _, n := range names {
+		failpoint.Reach("check.remove")
+		err := sn.Remove(ctx, n)
+		if errdefs.IsFailedPrecondition(err) {
+			now, ferr := family.Of(ctx, sn)
+			if ferr != nil {
+				return ferr
+			}
+			above := now.WithDescendants(n)
+			if above = above[:len(above)-1]; len(above) > 0 && !slices.ContainsFunc(above, func(n string) bool { return !isView(n) }) {
+				err = c.removeAll(ctx, snapshotter, append(above, n))
+			} else {
+				err = c.collectSnapshot(ctx, store.Snapshot{Snapshotter: snapshotter, ChainID: digest.Digest(n)}, err)
+			}
+		}
+		if err != nil && !errdefs.IsNotFound(err) {
+			return fmt.Errorf("remove snapshot %s: %w", n, err)
+		}
+	}
+	return nil
+}
+
+// LowestUnusable returns the chain ID of the lowest snapshot of an entry whose directory is gone or whose files are known to be damaged.
+// It returns "" if there is none.
+func (c *Checker) LowestUnusable(ctx context.Context, e imagepin.Entry) (lowest digest.Digest, _ error) {
+	err := lease.With(ctx, c.config.Leases, lease.Use, func(ctx context.Context) error {
+		all, err := family.Of(ctx, c.config.Snapshotter(e.Target.Snapshotter))
+		if err == nil {
+			lowest, _, err = c.lowestUnusable(ctx, e, all)
+		}
+		return err
+	})
+	return lowest, err
+}
+
+// lowestUnusable returns the chain ID of the lowest snapshot of an entry that is unusable, and why. It returns "" if nothing is known.
+func (c *Checker) lowestUnusable(ctx context.Context, e imagepin.Entry, all family.Family) (lowest digest.Digest, why string, _ error) {
+	for _, name := range all.Chain(e.ChainID.String()) {
+		why, err := c.unusable(ctx, store.Snapshot{Snapshotter: e.Target.Snapshotter, ChainID: digest.Digest(name)})
+		if err != nil || why != "" {
+			return digest.Digest(name), why, err
+		}
+	}
+	return "", "", nil
+}
+
+// isInUse reports whether a snapshot is that of a container, or of something else than a check.
+func isInUse(i snapshots.Info) bool { return i.Kind != snapshots.KindCommitted && !isView(i.Name) }
+
+// isView reports whether a snapshot is the view of a check.
+func isView(name string) bool { return strings.HasPrefix(name, viewPrefix) }
 
 // unusable describes why a snapshot by itself is unusable. It returns "" if nothing is known.
 func (c *Checker) unusable(ctx context.Context, sn store.Snapshot) (why string, _ error) {
@@ -160,13 +196,4 @@ func (c *Checker) collectSnapshot(ctx context.Context, sn store.Snapshot, refusa
 		return err
 	}
 	return refusal
-}
-
-// withDescendants returns a snapshot and all its descendants, highest first.
-func withDescendants(name string, children map[string][]string) []string {
-	var all []string
-	for _, child := range children[name] {
-		all = append(all, withDescendants(child, children)...)
-	}
-	return append(all, name)
 }

@@ -2,6 +2,7 @@ package health
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 	"time"
@@ -16,8 +17,10 @@ import (
 
 // noted are the snapshots whose files are known to be damaged. They stay damaged until they are removed, or forgotten.
 type noted struct {
-	mu  sync.Mutex
-	all map[store.Snapshot]damaged
+	mu       sync.Mutex
+	all      map[store.Snapshot]damaged
+	replaced map[store.Snapshot]uint64 // which replacement of the process was the last one of a snapshot's files, from 1
+	last     uint64                    // replacement of any snapshot
 }
 
 // damaged is a snapshot with damaged files.
@@ -26,39 +29,72 @@ type damaged struct {
 	created time.Time // when containerd created it; a snapshot that replaced it was created later
 }
 
-// damageLabel is a label on a snapshot with damaged files, that is about to be removed with those above it. Its value describes the
-// damage. A removal that is interrupted can leave the snapshot.
+// damageLabel is a label on a snapshot with damaged files, whose repair has begun. Its value describes the damage. A repair that is
+// interrupted, or that a container prevents, can leave the snapshot.
 const damageLabel = imagepin.LabelPrefix + "damaged"
 
 // maxDamageLabel limits the value of damageLabel, in bytes.
 const maxDamageLabel = 1024
 
-// note notes that a snapshot is damaged.
-func (n *noted) note(ctx context.Context, snapshotter snapshots.Snapshotter, sn store.Snapshot, why string) error {
-	info, err := snapshotter.Stat(ctx, sn.ChainID.String())
-	if err == nil {
-		n.add(sn, damaged{why, info.Created})
-	}
-	return err
-}
+// errReplaced reports that the files of a snapshot were replaced while they were compared.
+var errReplaced = errors.New("files were replaced while they were compared")
 
-func (n *noted) add(sn store.Snapshot, d damaged) {
+// begin returns when a comparison or a list begins, for note and read.
+func (n *noted) begin() (began uint64) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
+	return n.last
+}
+
+// note notes that a comparison has found a snapshot damaged. It fails with errReplaced if its files were replaced since that began.
+func (n *noted) note(ctx context.Context, snapshotter snapshots.Snapshotter, sn store.Snapshot, why string, began uint64) error {
+	info, err := snapshotter.Stat(ctx, sn.ChainID.String())
+	if err != nil {
+		return err
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.replaced[sn] > began {
+		return errReplaced
+	}
+	n.set(sn, damaged{why, info.Created})
+	return nil
+}
+
+// set notes that a snapshot is damaged. The caller holds the lock.
+func (n *noted) set(sn store.Snapshot, d damaged) {
 	if n.all == nil {
 		n.all = make(map[store.Snapshot]damaged)
 	}
 	n.all[sn] = d
 }
 
-// read notes that a snapshot is damaged if it has the label, and forgets the one that it replaced.
-func (n *noted) read(snapshotter string, info snapshots.Info) {
+// forgetReplaced forgets a snapshot whose files were replaced, also for comparisons that have begun.
+func (n *noted) forgetReplaced(sn store.Snapshot) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	delete(n.all, sn)
+	if n.replaced == nil {
+		n.replaced = make(map[store.Snapshot]uint64)
+	}
+	n.last++
+	n.replaced[sn] = n.last
+}
+
+// read notes that a snapshot is damaged if it has the label, and forgets the one that it replaced. began is when the list began that it
+// is from: files that were replaced since then are others.
+func (n *noted) read(snapshotter string, info snapshots.Info, began uint64) {
 	sn := store.Snapshot{Snapshotter: snapshotter, ChainID: digest.Digest(info.Name)}
-	if d, ok := n.get(sn); ok && !info.Created.Equal(d.created) {
-		n.forget(sn)
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.replaced[sn] > began {
+		return
+	}
+	if d, ok := n.all[sn]; ok && !info.Created.Equal(d.created) {
+		delete(n.all, sn)
 	}
 	if why := info.Labels[damageLabel]; why != "" {
-		n.add(sn, damaged{why, info.Created})
+		n.set(sn, damaged{why, info.Created})
 	}
 }
 
@@ -166,7 +202,6 @@ func (n *noted) below(ctx context.Context, snapshotter snapshots.Snapshotter, sn
 func (c *Checker) Forget(ctx context.Context, e imagepin.Entry) error {
 	snapshotter := c.config.Snapshotter(e.Target.Snapshotter)
 	for name := e.ChainID.String(); name != ""; {
-		c.damage.forget(store.Snapshot{Snapshotter: e.Target.Snapshotter, ChainID: digest.Digest(name)})
 		info, err := snapshotter.Stat(ctx, name)
 		if errdefs.IsNotFound(err) {
 			return nil
@@ -179,6 +214,7 @@ func (c *Checker) Forget(ctx context.Context, e imagepin.Entry) error {
 				return fmt.Errorf("remove the label of snapshot %s in %s: %w", name, e.Target.Snapshotter, err)
 			}
 		}
+		c.damage.forgetReplaced(store.Snapshot{Snapshotter: e.Target.Snapshotter, ChainID: digest.Digest(name)}) // what is listed now has no label
 		name = info.Parent
 	}
 	return nil

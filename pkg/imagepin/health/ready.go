@@ -47,7 +47,7 @@ func (c *Checker) Verify(ctx context.Context, e imagepin.Entry) (_ Loss, lost bo
 		return Loss{Entry: e}, false, err
 	}
 	if !here {
-		return Loss{Entry: e, Reason: "snapshot " + e.ChainID.String() + " is gone", Unpackable: true}, true, nil
+		return withoutSnapshot(e), true, nil
 	}
 	var missing string
 	err = lease.With(ctx, c.config.Leases, lease.Use, func(ctx context.Context) (err error) {
@@ -61,8 +61,16 @@ func (c *Checker) Verify(ctx context.Context, e imagepin.Entry) (_ Loss, lost bo
 		return Loss{Entry: e, Reason: missing, MissingDirectory: true}, true, nil
 	}
 	found, err := c.CompareFiles(ctx, e, true)
+	if errdefs.IsNotFound(err) { // the repair of another key of the snapshot has removed it meanwhile
+		return withoutSnapshot(e), true, nil
+	}
 	if err != nil || found.State != layerfiles.Damaged {
 		return Loss{Entry: e}, false, err
 	}
 	return Loss{Entry: e, Reason: found.Why, DamagedFiles: true}, true, nil
+}
+
+// withoutSnapshot returns the loss of an entry whose snapshot is gone.
+func withoutSnapshot(e imagepin.Entry) Loss {
+	return Loss{Entry: e, Reason: "snapshot " + e.ChainID.String() + " is gone", Unpackable: true}
 }

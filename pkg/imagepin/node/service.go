@@ -61,9 +61,10 @@ func (n *Node) Serve(upstream cri.Upstream) (*Service, error) {
 	maker := pull.New(pull.Config{
 		Content: n.containerd.Content, Leases: n.containerd.Leases, Images: n.store, Pins: n.decider, Proofs: n.proofs,
 		Sessions: registry{n}, Retained: n.retainer, Bandwidth: &n.bandwidth.limiter, Garbage: n, Locks: &n.locks, Runtimes: n.runtimes, Snapshots: checker, WaitCompared: wait,
-		Upstream: cri.Visibility{Images: runtime.NewImageServiceClient(upstream), Remind: n.remind},
-		Settings: func() *pull.Settings { return n.active.Load().pull },
-		Clean:    func(ctx context.Context) error { return s.reconciler.AwaitClean(ctx) },
+		RepairSnapshots: func(ctx context.Context, e imagepin.Entry) error { return s.reconciler.RepairSnapshots(ctx, e) },
+		Upstream:        cri.Visibility{Images: runtime.NewImageServiceClient(upstream), Remind: n.remind},
+		Settings:        func() *pull.Settings { return n.active.Load().pull },
+		Clean:           func(ctx context.Context) error { return s.reconciler.AwaitClean(ctx) },
 	})
 	s.puller = pull.NewPuller(n.decider, maker, n.metrics, n.prover.Identity)
 	s.cri = cri.New(cri.Config{
@@ -76,7 +77,7 @@ func (n *Node) Serve(upstream cri.Upstream) (*Service, error) {
 	s.reconciler = reconcile.New(reconcile.Config{
 		Store: n.store, Records: n.containerd.Records, Checker: checker, Maker: maker, Puller: s.puller, Retained: n.retainer, Content: n.containerd.Content,
 		Leases: n.containerd.Leases, Events: n.containerd.Events, Locks: &n.locks, Runtimes: n.runtimes, Namespace: Namespace,
-		Pinned: n.pinned, Boots: n.collected, Collect: n.Collect, Boot: n.boot(),
+		Pinned: n.pinned, Boots: n.collected, Collect: n.Collect, Boot: n.boot(), Replacer: n.newReplacer(s.cri.SnapshotUsers),
 	})
 	s.applier = apply.New(apply.Config{
 		State: n.applied, Images: n.store, Puller: s.puller, Remover: s.cri, Content: n.containerd.Content, Leases: n.containerd.Leases,
@@ -84,7 +85,7 @@ func (n *Node) Serve(upstream cri.Upstream) (*Service, error) {
 		Sync: func(ctx context.Context) error { return n.active.Load().syncer.all(ctx) },
 	})
 	s.control = control.New(control.Config{
-		Health: s.reconciler, Unverified: s.reconciler.Unverified, Uninstall: s.uninstall, Status: s.status, LimitRate: n.bandwidth.limit, Remover: remover{s.cri, lease.NewResumes(n.containerd.Leases, n.containerd.Content), n.store.Collect}, Locks: s.applier, Registry: registry{n}, Events: n.containerd.Events, Records: n.containerd.Records,
+		Health: s.reconciler, Unverified: s.reconciler.Unverified, Uninstall: s.uninstall, Status: s.status, LimitRate: n.bandwidth.limit, Exited: s.cri, Remover: remover{s.cri, lease.NewResumes(n.containerd.Leases, n.containerd.Content), n.store.Collect}, Locks: s.applier, Registry: registry{n}, Events: n.containerd.Events, Records: n.containerd.Records,
 		Usage: usage.New(usage.Config{
 			Images: n.store, Records: n.containerd.Records, Content: n.containerd.Content, Leases: n.containerd.Leases, Snapshotter: n.containerd.Snapshots,
 		}),

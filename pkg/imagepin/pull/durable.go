@@ -13,6 +13,16 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin"
 )
 
+// unpackDurably fetches and unpacks the missing parts of an image, and makes it durable. fetching is the context of its requests.
+func (m *Maker) unpackDurably(ctx, fetching context.Context, img *chosen) (made imagepin.Entry, _ error) {
+	began := time.Now()
+	made, err := m.unpacker.unpack(fetching, img)
+	if err != nil {
+		return made, asRemoved(withCause(fetching, err))
+	}
+	return made, m.makeDurable(ctx, &made, began)
+}
+
 // makeDurable makes an image durable that was unpacked since a time, and sets its mark: what a record lists must be on the disk
 // before. It covers the whole chain of snapshots, because another tool may have unpacked a part of it. The caller holds no lock: the
 // disk may be slow, and writes what others have written.

@@ -26,7 +26,7 @@ import (
 	"github.com/imagepin/imagepin/pkg/runtimeplatform"
 )
 
-// Config has the dependencies of a [Maker]. All fields are required, except Snapshots, WaitCompared, Bandwidth and Clean.
+// Config has the dependencies of a [Maker]. All fields are required, except Snapshots, RepairSnapshots, WaitCompared, Bandwidth and Clean.
 type Config struct {
 	Content  content.Store
 	Leases   leases.Manager
@@ -40,6 +40,9 @@ type Config struct {
 	Locks    *Locks
 	// Snapshots may be nil.
 	Snapshots Snapshots
+	// RepairSnapshots removes the snapshots of an image that are known to be damaged, or replaces their files if containers stand on
+	// them. It may be nil: then a pull fails that needs such a snapshot.
+	RepairSnapshots func(ctx context.Context, e imagepin.Entry) error
 	// WaitCompared waits until the images of a repository that the node may have lost files of are compared with their layers. It may
 	// be nil.
 	WaitCompared func(ctx context.Context, ref string) error
@@ -359,13 +362,18 @@ func (m *Maker) fetchAndRecord(ctx context.Context, j Job, use *use) (entry imag
 		return entry, false, "", err
 	}
 	defer release()
-	began := time.Now()
-	made, err := m.unpacker.unpack(fetching, img)
+	made, err := m.unpackDurably(ctx, fetching, img)
+	if err != nil {
+		return entry, false, "", err
+	}
+	repaired, err := m.repairSnapshots(fetching, img.source, made)
 	if err != nil {
 		return entry, false, "", asRemoved(withCause(fetching, err))
 	}
-	if err := m.makeDurable(ctx, &made, began); err != nil {
-		return entry, false, "", err
+	if repaired {
+		if made, err = m.unpackDurably(ctx, fetching, img); err != nil {
+			return entry, false, "", err
+		}
 	}
 	if err := use.lock(ctx); err != nil {
 		return entry, false, "", err

@@ -74,7 +74,7 @@ func (m *Maker) checkSnapshot(ctx context.Context, e imagepin.Entry) error {
 	}
 	return &imagepin.Error{
 		Reason: imagepin.ContentDamaged, Ref: e.Ref, Target: e.Target.String(), Message: why, Class: errdefs.ErrDataLoss,
-		Hint: "The node's disk lost or changed files of the image. Run imagepin check --deep --repair; it names the containers to remove before.",
+		Hint: "The node's disk lost or changed files of the image. Run imagepin check --deep --repair.",
 	}
 }
 

@@ -150,7 +150,8 @@ func (a *adopter) adoptOnce(ctx context.Context, img images.Image, has hasSnapsh
 }
 
 // adopt returns the entries of the targets that an image is unpacked for. If it is not unpacked for the default target
-// but can be, adopt queues that, because stock containerd starts it there. Images that cannot be read or recorded are
+// but can be, adopt queues that, because stock containerd starts it there. It does not return a target whose snapshot is known to be
+// damaged. Images that cannot be read or recorded are
 // logged and ignored, so that they do not block the adoption of others and the start of the CRI.
 func (a *adopter) adopt(ctx context.Context, img images.Image, look *look, has hasSnapshot) []imagepin.Entry {
 	ref, err := adoptable(img)
@@ -170,7 +171,9 @@ func (a *adopter) adopt(ctx context.Context, img images.Image, look *look, has h
 			entry.WithError(err).Warn("cannot check whether image is unpacked")
 		}
 		if unpacked {
-			entries = append(entries, e)
+			if !a.repairDamaged(ctx, img, e) {
+				entries = append(entries, e)
+			}
 			continue
 		}
 		a.await(img, e)
@@ -179,6 +182,19 @@ func (a *adopter) adopt(ctx context.Context, img images.Image, look *look, has h
 		}
 	}
 	return entries
+}
+
+// repairDamaged queues the repair of an image whose snapshot is known to be damaged: it is adopted when that has succeeded.
+func (a *adopter) repairDamaged(ctx context.Context, img images.Image, e imagepin.Entry) (damaged bool) {
+	why, err := a.config.Checker.KnownDamage(ctx, e)
+	if err != nil {
+		log.G(ctx).WithError(err).WithField("image", img.Name).Warn("cannot check whether the snapshot of an image is damaged")
+	}
+	if why == "" {
+		return false
+	}
+	a.repairs.add(ctx, health.Loss{Entry: e, Reason: why, DamagedFiles: true, Record: img.Name})
+	return true
 }
 
 // await notes that an image can be adopted for the target of an entry when its snapshot is found.

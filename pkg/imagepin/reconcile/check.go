@@ -33,6 +33,11 @@ func (r *Reconciler) DeepCheck(ctx context.Context, d health.DeepOptions) (healt
 	return r.withUnadopted(ctx, report)
 }
 
+// LowestUnusable returns the chain ID of the lowest snapshot of an image that cannot be used, see [health.Checker.LowestUnusable].
+func (r *Reconciler) LowestUnusable(ctx context.Context, e imagepin.Entry) (digest.Digest, error) {
+	return r.config.Checker.LowestUnusable(ctx, e)
+}
+
 // withUnadopted adds the images of other tools without a key to a report.
 func (r *Reconciler) withUnadopted(ctx context.Context, report health.Report) (health.Report, error) {
 	var unexplained []images.Image

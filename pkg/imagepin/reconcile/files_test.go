@@ -15,6 +15,7 @@ import (
 
 	"github.com/containerd/containerd/v2/core/content"
 	"github.com/containerd/containerd/v2/core/images"
+	"github.com/containerd/containerd/v2/core/mount"
 	"github.com/containerd/containerd/v2/core/snapshots"
 	"github.com/containerd/containerd/v2/pkg/rootfs"
 	"github.com/containerd/containerd/v2/plugins/snapshots/native"
@@ -45,6 +46,8 @@ type filesNode struct {
 	layers map[digest.Digest][]rootfs.Layer
 	reads  map[digest.Digest]int // how often each blob was opened
 	boot   *fakeBoot             // may be nil
+	// replacer may be nil.
+	replacer Replacer
 }
 
 // countingContent counts how often each blob is opened.
@@ -111,6 +114,7 @@ func (d *filesNode) start(t *testing.T, runtimes *runtimeplatform.Set) {
 	if d.boot != nil {
 		d.config.Boot = d.boot
 	}
+	d.config.Replacer = d.replacer
 	loaded, err := d.load(d.ctx)
 	noError(t, err)
 	noError(t, d.adopter.adoptAll(d.ctx, loaded.unaccounted, loaded.have))
@@ -278,6 +282,79 @@ func TestDamagedFilesInUse(t *testing.T) {
 			d.wantIntact(t)
 		})
 	}
+}
+
+// removedBeforeView is a snapshotter that removes a snapshot just before the view of it that compares its files.
+type removedBeforeView struct {
+	snapshots.Snapshotter
+	name  string
+	views int
+}
+
+// View implements snapshots.Snapshotter.
+func (r *removedBeforeView) View(ctx context.Context, key, parent string, opts ...snapshots.Opt) ([]mount.Mount, error) {
+	if r.views++; r.views == 2 { // the first one looks at the directory
+		if err := r.Remove(ctx, r.name); err != nil {
+			return nil, err
+		}
+	}
+	return r.Snapshotter.View(ctx, key, parent, opts...)
+}
+
+// TestRemovedDuringVerification removes a snapshot while its files are verified, as the repair of another key of it does. The key is
+// unpacked again.
+func TestRemovedDuringVerification(t *testing.T) {
+	for kind := range kinds {
+		t.Run(kind, func(t *testing.T) {
+			d := newFilesNode(t, kind)
+			e := d.store.ByRef(tagA)[0]
+			removed := &removedBeforeView{Snapshotter: d.Snapshotter("first"), name: e.ChainID.String()}
+			d.config.Checker = health.New(health.Config{
+				Images: d.store, Content: d.Content, Leases: d.Leases, Runtimes: d.config.Runtimes, Snapshotter: func(string) snapshots.Snapshotter { return removed },
+			})
+			loss := health.Loss{Entry: e, Reason: "it was damaged", Unverified: true}
+			if done, err := d.repairs.repairLost(d.ctx, loss); done != Unpacked || err != nil {
+				t.Errorf("got %q, %v, want %q", done, err, Unpacked)
+			}
+			d.wantIntact(t)
+		})
+	}
+}
+
+// viewedBeforeRemove is a snapshotter that creates the view of a check on a snapshot just before that is removed.
+type viewedBeforeRemove struct {
+	snapshots.Snapshotter
+	name   string
+	viewed bool
+}
+
+// Remove implements snapshots.Snapshotter.
+func (v *viewedBeforeRemove) Remove(ctx context.Context, name string) error {
+	if name == v.name && !v.viewed {
+		v.viewed = true
+		if _, err := v.View(ctx, "imagepin-check-other", name); err != nil {
+			return err
+		}
+	}
+	return v.Snapshotter.Remove(ctx, name)
+}
+
+// TestViewDuringRemoval checks that the view of another check does not keep a damaged snapshot.
+func TestViewDuringRemoval(t *testing.T) {
+	d := newFilesNode(t, "overlayfs")
+	d.truncate(t, d.images[0].ChainID, "etc/a")
+	f := d.deep(t)[tagA]
+	viewed := &viewedBeforeRemove{Snapshotter: d.Snapshotter("first"), name: d.images[0].ChainID.String()}
+	d.config.Checker = health.New(health.Config{
+		Images: d.store, Content: d.Content, Leases: d.Leases, Runtimes: d.config.Runtimes, Snapshotter: func(string) snapshots.Snapshotter { return viewed },
+	})
+	if found := d.deep(t); len(found) != 1 {
+		t.Fatalf("got findings %+v, want one", found)
+	}
+	if done, err := d.Repair(d.ctx, f); done != Unpacked || err != nil || !viewed.viewed {
+		t.Errorf("repair: got %q, %v, want %q", done, err, Unpacked)
+	}
+	d.wantIntact(t)
 }
 
 // failingRemove is a snapshotter that does not remove one snapshot.

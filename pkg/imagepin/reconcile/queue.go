@@ -27,6 +27,8 @@ const (
 	repairLast  = 10 * time.Second
 	// repairLastCorrupt is the longest delay if all keys that are retried have corrupt content: each retry unpacks it.
 	repairLastCorrupt = 5 * time.Minute
+	// repairLastInUse is the longest delay while a container stands on a damaged snapshot.
+	repairLastInUse = time.Minute
 	// repairLastFetch is the longest delay while a registry is unavailable for longer than fetchFor.
 	repairLastFetch = 5 * time.Minute
 	// repairLastRefused is the longest delay after an answer that does not change by itself: access is denied, or a
@@ -326,6 +328,9 @@ func repairAll(ctx context.Context, losses []queued, repair repairFunc) (again [
 
 // retryAfter returns the longest delay before a repair that failed with err is retried.
 func retryAfter(err error) time.Duration {
+	if isBlocked(err) {
+		return repairLastInUse
+	}
 	if pull.IsCorrupt(err) && !errdefs.IsUnavailable(err) {
 		return repairLastCorrupt
 	}
@@ -362,16 +367,12 @@ func (p *repairs) repairOne(ctx context.Context, loss queued) (retry time.Durati
 		entry.Infof("key is ready again: %s", loss.Reason)
 		return 0
 	}
+	replaced := false
 	if loss.Loss = verified; err == nil && (loss.MissingDirectory || loss.DamagedFiles) {
-		var replaced bool
-		if replaced, err = p.removeUnusable(ctx, loss.Loss); err == nil && replaced {
-			_, err = p.recordReplaced(ctx, loss.Loss)
-			if err == nil {
-				entry.Infof("replaced the snapshots of key: %s", loss.Reason)
-				return 0
-			}
+		replaced, err = p.removeUnusable(ctx, loss.Loss)
+		if loss.Unpackable = err == nil; errors.As(err, new(lacksLayers)) {
+			err = nil // they are fetched
 		}
-		loss.Unpackable = err == nil
 	}
 	if err != nil {
 		return p.keepDamaged(ctx, loss.Loss, err, retryAfter(err))
@@ -379,7 +380,10 @@ func (p *repairs) repairOne(ctx context.Context, loss queued) (retry time.Durati
 	if loss.Unpackable {
 		restored, err := p.unpack(ctx, loss.Loss)
 		if err == nil {
-			if restored {
+			switch {
+			case replaced:
+				entry.Infof("replaced the files of a snapshot: %s", loss.Reason)
+			case restored:
 				entry.Infof("repaired key from local content: %s", loss.Reason)
 			}
 			return 0

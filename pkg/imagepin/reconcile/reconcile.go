@@ -21,6 +21,7 @@ import (
 
 	"github.com/imagepin/imagepin/pkg/imagepin"
 	"github.com/imagepin/imagepin/pkg/imagepin/health"
+	"github.com/imagepin/imagepin/pkg/imagepin/internal/keyed"
 	"github.com/imagepin/imagepin/pkg/imagepin/pull"
 	"github.com/imagepin/imagepin/pkg/imagepin/store"
 	"github.com/imagepin/imagepin/pkg/runtimeplatform"
@@ -52,7 +53,7 @@ type Config struct {
 	Collect func(context.Context) error
 	Events  Subscriber
 	Locks   Locks
-	// Replacer is for damaged snapshots that containers use. It may be nil: the key then stays damaged until they are removed.
+	// Replacer is for damaged snapshots that containers stand on. It may be nil: the key then stays damaged until they are removed.
 	Replacer Replacer
 	// Boot may be nil: no image is then compared at the start.
 	Boot Boot
@@ -133,10 +134,13 @@ type Repairs interface {
 	ReleaseOrphans(ctx context.Context, all []store.Unpacked, lost ...imagepin.Entry) error
 }
 
-// Replacer replaces the snapshots of an image that containers use, by ones that are unpacked again, under the same names.
+// Replacer replaces the files of damaged snapshots that others stand on. [replace.Replacer] implements it.
 type Replacer interface {
-	// Replace fails with ErrFailedPrecondition if a running container uses one of them.
-	Replace(ctx context.Context, e imagepin.Entry) error
+	// Replace unpacks the layers of an image again, from the one with the chain ID from up, makes them durable, and replaces the files
+	// of its snapshots. It fails with [imagepin.SnapshotInUse] (ErrFailedPrecondition) while something runs on them, with
+	// [imagepin.SnapshotNotReplaceable] (ErrNotImplemented) where that cannot be done, and with ErrNotFound or
+	// [imagepin.ContentCorrupt] if a layer is missing or damaged.
+	Replace(ctx context.Context, e imagepin.Entry, from digest.Digest) error
 }
 
 // Maker makes images ready from local content. [pull.Maker] implements it.
@@ -201,7 +205,7 @@ func snapshotOf(snapshotter string, chainID digest.Digest) snapshot {
 // New returns a reconciler.
 func New(c Config) *Reconciler {
 	r := &Reconciler{
-		config: &c, repairs: newRepairs(repairer{config: &c}), work: make(chan func(context.Context)),
+		config: &c, repairs: newRepairs(repairer{config: &c, snapshots: new(keyed.Mutex)}), work: make(chan func(context.Context)),
 		unkeyed: &unkeyed{config: &c, ids: make(map[string]digest.Digest)},
 		orphans: &orphans{config: &c}, leftovers: newLeftovers(&c),
 	}

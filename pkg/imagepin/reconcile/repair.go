@@ -2,6 +2,7 @@ package reconcile
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -13,6 +14,7 @@ import (
 	"github.com/imagepin/imagepin/internal/failpoint"
 	"github.com/imagepin/imagepin/pkg/imagepin"
 	"github.com/imagepin/imagepin/pkg/imagepin/health"
+	"github.com/imagepin/imagepin/pkg/imagepin/internal/keyed"
 	"github.com/imagepin/imagepin/pkg/imagepin/internal/lease"
 	"github.com/imagepin/imagepin/pkg/imagepin/pull"
 	"github.com/imagepin/imagepin/pkg/imagepin/store"
@@ -57,6 +59,8 @@ type repairer struct {
 	config *Config
 	// again queues a loss, also of a key whose repair is not over.
 	again func(health.Loss)
+	// snapshots is locked, by snapshotter, by the repair that removes or replaces snapshots: what it has found stays so.
+	snapshots *keyed.Mutex
 }
 
 func (r repairer) repair(ctx context.Context, f health.Finding) (Repaired, error) {
@@ -196,25 +200,25 @@ func (r repairer) repairLost(ctx context.Context, loss health.Loss) (Repaired, e
 	if recorded {
 		return Recorded, nil
 	}
+	replaced := false
 	if loss.MissingDirectory || loss.DamagedFiles {
-		replaced, err := r.removeUnusable(ctx, loss)
-		if err != nil {
+		replaced, err = r.removeUnusable(ctx, loss)
+		if err != nil && !errors.As(err, new(lacksLayers)) {
 			return "", err
 		}
-		if replaced {
-			return r.recordReplaced(ctx, loss)
-		}
-		loss.Unpackable = true
+		loss.Unpackable = err == nil
 	}
 	if loss.Unpackable {
 		unpacked, err := r.unpack(ctx, loss)
 		if errdefs.IsNotFound(err) { // another tool may have removed a snapshot meanwhile: that is no reason to ask the registry
 			unpacked, err = r.unpack(ctx, loss)
 		}
-		if err == nil {
-			if !unpacked {
-				return Unneeded, nil
-			}
+		switch {
+		case err == nil && !unpacked:
+			return Unneeded, nil
+		case err == nil && replaced:
+			return Replaced, nil
+		case err == nil:
 			return Unpacked, nil
 		}
 	}
@@ -259,39 +263,65 @@ func (r repairer) verify(ctx context.Context, loss health.Loss) (_ health.Loss, 
 }
 
 // removeUnusable removes the snapshots of a loss that have no directory, or damaged files, so that the image can be unpacked again.
-// If a container uses one with damaged files, it replaces them; replaced reports that. It fails with ErrFailedPrecondition if it can
-// do neither.
+// Where a container stands on one with damaged files, it replaces these; replaced reports that. It fails as [Replacer] does, and with
+// ErrFailedPrecondition if it can do neither.
 func (r repairer) removeUnusable(ctx context.Context, loss health.Loss) (replaced bool, _ error) {
-	if loss.DamagedFiles { // a removal that is interrupted leaves the damaged snapshot, and the next start has to look for it
+	if loss.DamagedFiles { // a repair that is interrupted leaves the damaged snapshot, and the next start has to look for it
 		if _, err := r.evict(ctx, loss); err != nil {
 			return false, err
 		}
+		failpoint.Reach("exchange.hidden")
 	}
+	return r.repairSnapshots(ctx, loss)
+}
+
+// repairSnapshots is removeUnusable without the key.
+func (r repairer) repairSnapshots(ctx context.Context, loss health.Loss) (replaced bool, _ error) {
+	e := loss.Entry
+	if err := r.snapshots.Lock(ctx, e.Target.Snapshotter); err != nil {
+		return false, err
+	}
+	defer r.snapshots.Unlock(e.Target.Snapshotter)
 	err := lease.With(ctx, r.config.Leases, lease.Use, func(ctx context.Context) error {
-		return r.config.Checker.RemoveUnusable(ctx, loss.Entry)
+		return r.config.Checker.RemoveUnusable(ctx, e)
 	})
 	if !errdefs.IsFailedPrecondition(err) || !loss.DamagedFiles || r.config.Replacer == nil {
 		return false, err
 	}
-	if err := r.config.Replacer.Replace(ctx, loss.Entry); err != nil {
+	lowest, err := r.config.Checker.LowestUnusable(ctx, e)
+	if err != nil || lowest == "" {
 		return false, err
 	}
-	return true, r.config.Checker.Forget(ctx, loss.Entry)
+	if err := r.config.Replacer.Replace(ctx, e, lowest); err != nil {
+		if errdefs.IsNotFound(err) || pull.IsCorrupt(err) && !isBlocked(err) {
+			err = lacksLayers{err}
+		}
+		return false, err
+	}
+	if err := r.config.Checker.Forget(ctx, e); err != nil {
+		return false, err
+	}
+	failpoint.Reach("exchange.forgotten")
+	return true, nil
 }
 
-// recordReplaced records a key whose snapshots were replaced under their names, if nothing else is wrong.
-func (r repairer) recordReplaced(ctx context.Context, loss health.Loss) (Repaired, error) {
-	loss.Unverified = true
-	still, recorded, err := r.verify(ctx, loss)
-	switch {
-	case err != nil:
-		return "", err
-	case !recorded && still.Reason != loss.Reason:
-		return "", fmt.Errorf("%s: %w", still.Reason, errdefs.ErrFailedPrecondition)
-	case !recorded:
-		return Unneeded, nil
-	}
-	return Replaced, nil
+// lacksLayers is the error of files that cannot be replaced because a layer is missing or damaged. A pull fetches it.
+type lacksLayers struct{ error }
+
+// Unwrap returns the error.
+func (e lacksLayers) Unwrap() error { return e.error }
+
+// isBlocked reports whether files cannot be replaced because of what stands on the snapshot.
+func isBlocked(err error) bool {
+	var typed *imagepin.Error
+	return errors.As(err, &typed) && (typed.Reason == imagepin.SnapshotInUse || typed.Reason == imagepin.SnapshotNotReplaceable)
+}
+
+// RepairSnapshots removes the snapshots of an image that are known to be damaged, so that it can be unpacked again, or replaces their
+// files if containers stand on them. It fails with the error of the repair, see [Replacer].
+func (r *Reconciler) RepairSnapshots(ctx context.Context, e imagepin.Entry) error {
+	_, err := r.repairs.repairSnapshots(ctx, health.Loss{Entry: e, DamagedFiles: true})
+	return err
 }
 
 // checkFiles compares the files of an image that is unpacked again with its layers before it is recorded, if the image, or a snapshot

@@ -24,6 +24,10 @@ layers are not on the node is "unverified": nothing is known about its files. Th
 takes as long as the disk needs: --rate limits it, and it can be interrupted at
 any time.
 
+Damaged files are replaced below exited containers. Where that cannot be,
+--remove-exited removes these containers and stopped sandboxes, and lists them.
+Their logs and last status are gone then.
+
 Exit code:
   0  no differences, or all differences are repaired; images may be unverified
   1  there are differences
@@ -40,6 +44,7 @@ func (a *app) checkCommand() *cli.Command {
 		Description: checkDescription,
 		Flags: []cli.Flag{
 			&cli.BoolFlag{Name: "repair", Usage: "repair the differences"},
+			&cli.BoolFlag{Name: "remove-exited", Usage: "with --repair, remove the exited containers that a repair needs removed"},
 			&cli.BoolFlag{Name: "deep", Usage: "read all content and all files of snapshots"},
 			&cli.StringFlag{Name: "rate", Value: "100MiB", Usage: "with --deep, read at most `SIZE` per second; 0 means no limit"},
 		},
@@ -51,6 +56,9 @@ func (a *app) check(ctx context.Context, cmd *cli.Command) error {
 	if _, err := arguments(cmd); err != nil {
 		return err
 	}
+	if cmd.Bool("remove-exited") && !cmd.Bool("repair") {
+		return fmt.Errorf("--remove-exited requires --repair")
+	}
 	rate, err := rateOf(cmd)
 	if err != nil {
 		return err
@@ -58,10 +66,12 @@ func (a *app) check(ctx context.Context, cmd *cli.Command) error {
 	var response *api.CheckResponse
 	err = a.call(ctx, cmd, func(ctx context.Context, c api.ControlClient) (err error) {
 		if cmd.Bool("deep") {
-			response, err = a.deepCheck(ctx, c, &api.DeepCheckRequest{Repair: cmd.Bool("repair"), BytesPerSecond: rate})
+			response, err = a.deepCheck(ctx, c, &api.DeepCheckRequest{
+				Repair: cmd.Bool("repair"), BytesPerSecond: rate, RemoveExited: cmd.Bool("remove-exited"),
+			})
 			return err
 		}
-		response, err = c.Check(ctx, &api.CheckRequest{Repair: cmd.Bool("repair")})
+		response, err = c.Check(ctx, &api.CheckRequest{Repair: cmd.Bool("repair"), RemoveExited: cmd.Bool("remove-exited")})
 		return err
 	})
 	if err != nil {
@@ -117,6 +127,9 @@ func (a *app) printCheck(r *api.CheckResponse, repair bool) error {
 
 func findingFields(f *api.Finding, repair bool) []field {
 	fields := []field{{"Problem", f.GetProblem()}}
+	for _, what := range f.GetRemoved() {
+		fields = append(fields, field{"Removed", what})
+	}
 	switch {
 	case f.GetNotAdopted():
 		return []field{{"Note", f.GetProblem()}}

@@ -98,6 +98,11 @@ func TestOutput(t *testing.T) {
 		}), 0, "check --repair"},
 		{"check-not-adopted", ok(func(c *control) { c.check.Findings = c.check.Findings[2:] }), 0, "check"},
 		{"check-repairs", ok(func(c *control) { c.check.Findings = repairs() }), 1, "check --repair"},
+		{"check-removed", ok(func(c *control) {
+			c.check.Findings = c.check.Findings[:1]
+			c.check.Findings[0].Repaired, c.check.Findings[0].Repair = true, "unpacked again from local content"
+			c.check.Findings[0].Removed = []string{"container app of pod shop/cart-0 (4f1c)", "the sandbox of pod shop/cart-0 (9ab2)"}
+		}), 0, "check --repair --remove-exited"},
 		{"check-deep", recorded(), 1, "check --deep"},
 		{"uninstall-dry", recorded(), 1, "uninstall"},
 		{"uninstall", recorded(), 0, "uninstall --yes"},
@@ -157,6 +162,8 @@ func TestRequests(t *testing.T) {
 		}},
 		{"du --ref a/*", &api.DiskUsageRequest{RefGlob: "a/*"}},
 		{"check --repair", &api.CheckRequest{Repair: true}},
+		{"check --repair --remove-exited", &api.CheckRequest{Repair: true, RemoveExited: true}},
+		{"check --repair --deep --remove-exited", &api.DeepCheckRequest{Repair: true, RemoveExited: true, BytesPerSecond: 100 << 20}},
 		{"check --deep", &api.DeepCheckRequest{BytesPerSecond: 100 << 20}},
 		{"check --deep --repair --rate 20MiB", &api.DeepCheckRequest{Repair: true, BytesPerSecond: 20 << 20}},
 		{"check --deep --rate 0", &api.DeepCheckRequest{BytesPerSecond: -1}},

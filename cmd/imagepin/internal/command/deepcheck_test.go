@@ -93,6 +93,7 @@ func TestDeepCheckInterrupted(t *testing.T) {
 func TestDeepCheckRate(t *testing.T) {
 	for args, want := range map[string]string{
 		"check --rate 1MiB":        "--rate requires --deep",
+		"check --remove-exited":    "--remove-exited requires --repair",
 		"check --deep --rate fast": "must be a size",
 		"check --deep --rate=-1":   "must be a size",
 	} {
