@@ -36,14 +36,14 @@ type durablePull struct {
 const linkRate = 12_500_000
 
 func durablePulls(z sizes) []scenario {
-	t := tree{layers: 8, files: z.layerN / 8, size: z.layerSize / 5 * 2, seed: 11}
+	t := tree{layers: 8, files: z.layerN / 8, size: z.layerSize, seed: 11}
 	many := tree{layers: 8, files: z.layerN, size: z.layerSize, seed: 12}
 	var all []scenario
 	for _, d := range []durablePull{
-		{name: "3,000 files, loopback", tree: t, most: 1.15},
-		{name: "24,000 files, loopback", tree: many, most: 1.15},
-		{name: "3,000 files, 100 Mbit/s", tree: t, slow: true, most: 1.05},
-		{name: "3,000 files, 100 Mbit/s, neighbour with 1 GB", tree: t, slow: true, dirty: z.dirty, most: 1.5},
+		{name: "240 MB, 3,000 files, loopback", tree: t, most: 1.15},
+		{name: "240 MB, 24,000 files, loopback", tree: many, most: 1.15},
+		{name: "240 MB, 3,000 files, 100 Mbit/s", tree: t, slow: true, most: 1.05},
+		{name: "240 MB, 3,000 files, 100 Mbit/s, neighbour with 1 GB", tree: t, slow: true, dirty: z.dirty, most: 1.5},
 	} {
 		all = append(all, d.scenario())
 	}
