@@ -36,6 +36,8 @@ type fleet struct {
 	bundles bool
 	// serve runs imagepin as imagepin serve in front of a stock containerd.
 	serve bool
+	// unsynced starts a third daemon: imagepin with sync = false, beside stock.
+	unsynced bool
 }
 
 // The settings to fetch and unpack eight layers at the same time. Stock's are only for the transfer service. If the CRI
@@ -93,7 +95,9 @@ const (
 type side struct {
 	*node.Node
 	ours bool
-	used map[string]int // number of variants that were pulled, by repository
+	// unsynced is the third daemon of a fleet, on stock's side.
+	unsynced *side
+	used     map[string]int // number of variants that were pulled, by repository
 	// firstStart is how long the first start on the present root took, until it was used as a sample. On a root with
 	// images, it ends when all are listed.
 	firstStart time.Duration
@@ -116,6 +120,14 @@ type pair struct{ stock, ours *side }
 
 func (p *pair) sides() []*side { return []*side{p.stock, p.ours} }
 
+// all returns all daemons.
+func (p *pair) all() []*side {
+	if p.stock == nil || p.stock.unsynced == nil {
+		return p.sides()
+	}
+	return append(p.sides(), p.stock.unsynced)
+}
+
 // order returns the sides in the order of a repetition, which alternates.
 func (p *pair) order(repetition int) []*side {
 	if repetition%2 == 1 {
@@ -132,7 +144,11 @@ func (b *bench) open(ctx context.Context, f fleet) (_ *pair, err error) {
 			err = errors.Join(err, p.close())
 		}
 	}()
-	for _, binary := range []string{node.Stock, node.Ours} {
+	binaries := []string{node.Stock, node.Ours}
+	if f.unsynced {
+		binaries = append(binaries, node.Ours)
+	}
+	for i, binary := range binaries {
 		root, err := node.TempDir()
 		if err != nil {
 			return p, err
@@ -146,6 +162,8 @@ func (b *bench) open(ctx context.Context, f fleet) (_ *pair, err error) {
 			opts.Mode = node.Serve // stock containerd is the same in both modes
 		}
 		switch {
+		case i == 2:
+			opts.Extra = unsyncedSettings
 		case binary == node.Ours && f.parallel:
 			opts.Extra = ourParallelSettings
 		case binary == node.Ours:
@@ -167,9 +185,12 @@ func (b *bench) open(ctx context.Context, f fleet) (_ *pair, err error) {
 			return p, err
 		}
 		s := &side{Node: n, ours: binary == node.Ours, used: make(map[string]int)}
-		if s.ours {
+		switch {
+		case i == 2:
+			p.stock.unsynced = s
+		case s.ours:
 			p.ours = s
-		} else {
+		default:
 			p.stock = s
 		}
 	}
@@ -178,7 +199,7 @@ func (b *bench) open(ctx context.Context, f fleet) (_ *pair, err error) {
 			return p, err
 		}
 	}
-	for _, s := range p.sides() {
+	for _, s := range p.all() {
 		if err := s.begin(ctx, f.images); err != nil {
 			return p, err
 		}
@@ -238,7 +259,7 @@ const imagepinDirectory = "io.containerd.imagepin.v1.images"
 
 func (p *pair) close() error {
 	var errs []error
-	for _, s := range p.sides() {
+	for _, s := range p.all() {
 		if s != nil {
 			errs = append(errs, s.Close())
 		}

@@ -70,6 +70,7 @@ type sizes struct {
 	bundleLayer int64 // bytes of each of the four layers of an image in a bundle
 	bundleFiles int   // files in each of them
 	locked      int   // images of a node that are all in its lock
+	dirty       int64 // bytes that a neighbour has written and not synced
 	references  int   // references to lock in a registry that limits requests
 	// idle is how long a daemon is idle before its memory and its goroutines are measured.
 	idle time.Duration
@@ -78,6 +79,6 @@ type sizes struct {
 }
 
 var (
-	fullSizes  = sizes{images: []int{10, 1_000, 10_000}, layerSize: 30 << 20, layerN: 3_000, piece: 60 << 20, warm: 50, small: 10, equal: 100, different: 50, tags: 400, list: 100, churn: 300, bundles: []bundleSize{{3, "240 MB"}, {25, "2 GB"}}, bundleLayer: 60 << 20, bundleFiles: 400, locked: 2_000, references: 500, idle: 2 * time.Second}
-	quickSizes = sizes{images: []int{10, 100}, layerSize: 1 << 20, layerN: 50, piece: 1 << 20, warm: 5, small: 2, equal: 10, different: 8, tags: 20, list: 5, churn: 16, bundles: []bundleSize{{2, "2 small images"}}, bundleLayer: 1 << 20, bundleFiles: 10, locked: 60, references: 20, idle: 500 * time.Millisecond, exact: true}
+	fullSizes  = sizes{images: []int{10, 1_000, 10_000}, layerSize: 30 << 20, layerN: 3_000, piece: 60 << 20, warm: 50, small: 10, equal: 100, different: 50, tags: 400, list: 100, churn: 300, bundles: []bundleSize{{3, "240 MB"}, {25, "2 GB"}}, bundleLayer: 60 << 20, bundleFiles: 400, locked: 2_000, dirty: 1 << 30, references: 500, idle: 2 * time.Second}
+	quickSizes = sizes{images: []int{10, 100}, layerSize: 1 << 20, layerN: 50, piece: 1 << 20, warm: 5, small: 2, equal: 10, different: 8, tags: 20, list: 5, churn: 16, bundles: []bundleSize{{2, "2 small images"}}, bundleLayer: 1 << 20, bundleFiles: 10, locked: 60, dirty: 8 << 20, references: 20, idle: 500 * time.Millisecond, exact: true}
 )

@@ -43,13 +43,17 @@ type fleet struct {
 // diskSize is the size of disks in bytes. A disk needs memory for what is written only.
 const diskSize = 1 << 30
 
-func newFleet(t *testing.T, mode node.Mode, second string, synced bool) *fleet {
+// how is what processes of a fleet do before they record an image. They sync as configured. The system call syncfs fails if filesOnly
+// is set.
+type how struct{ sync, filesOnly bool }
+
+func newFleet(t *testing.T, mode node.Mode, second string, h how) *fleet {
 	t.Helper()
 	f := &fleet{
 		t: t, reg: testkit.Registry(t), snapshotters: map[string]string{"": "overlayfs", testkit.Second: second},
 		versions: map[string][]string{}, current: map[string]*image.Image{}, byID: map[string]*image.Image{}, manifests: map[string]*image.Image{},
 	}
-	f.machine = newMachine(t, f.reg, options(mode, second, synced))
+	f.machine = newMachine(t, f.reg, options(mode, second, h.sync), !h.filesOnly)
 	f.push()
 	f.bundle()
 	f.install()

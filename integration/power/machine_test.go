@@ -34,8 +34,8 @@ type machine struct {
 	mounted *disk.Mounted
 }
 
-// newMachine returns a machine without power.
-func newMachine(t *testing.T, reg *registry.Registry, opts node.Options) *machine {
+// newMachine returns a machine without power. If syncfs is not set, that system call fails in its processes.
+func newMachine(t *testing.T, reg *registry.Registry, opts node.Options, syncfs bool) *machine {
 	t.Helper()
 	if err := node.Sweep(); err != nil {
 		t.Fatal(err)
@@ -50,7 +50,15 @@ func newMachine(t *testing.T, reg *registry.Registry, opts node.Options) *machin
 		}
 	})
 	opts.Root, opts.BinDir = root, filepath.Join(root, "bin")
-	if err := wrap(node.BinDir(), opts.BinDir, bootID(root)); err != nil {
+	var with []string
+	if !syncfs {
+		self, err := os.Executable()
+		if err != nil {
+			t.Fatal(err)
+		}
+		with = []string{self, withoutSyncfs}
+	}
+	if err := wrap(node.BinDir(), opts.BinDir, bootID(root), with); err != nil {
 		t.Fatal(err)
 	}
 	m := &machine{Rig: &testkit.Rig{Node: testkit.NewNode(t, opts), T: t, Ctx: testkit.Context(t), Reg: reg}}
@@ -64,8 +72,8 @@ func newMachine(t *testing.T, reg *registry.Registry, opts node.Options) *machin
 
 func bootID(root string) string { return filepath.Join(root, "boot-id") }
 
-// wrap makes a directory of binaries that read another boot ID than that of this machine, which goes on.
-func wrap(from, to, bootID string) error {
+// wrap makes a directory of binaries that read another boot ID than that of this machine, which goes on. A command runs them.
+func wrap(from, to, bootID string, with []string) error {
 	if err := os.Mkdir(to, 0o755); err != nil {
 		return err
 	}
@@ -76,8 +84,8 @@ func wrap(from, to, bootID string) error {
 	}
 	for _, name := range []string{node.Ours, node.Stock, "imagepin"} {
 		script := fmt.Sprintf(`#!/bin/sh
-exec unshare --mount --propagation private sh -c 'mount --bind "$0" /proc/sys/kernel/random/boot_id && exec "$@"' %q %q "$@"
-`, bootID, filepath.Join(from, name))
+exec %s unshare --mount --propagation private sh -c 'mount --bind "$0" /proc/sys/kernel/random/boot_id && exec "$@"' %q %q "$@"
+`, strings.Join(with, " "), bootID, filepath.Join(from, name))
 		if err := os.WriteFile(filepath.Join(to, name), []byte(script), 0o755); err != nil {
 			return err
 		}

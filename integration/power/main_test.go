@@ -6,4 +6,7 @@ import (
 	"github.com/imagepin/imagepin/integration/power/disk"
 )
 
-func TestMain(m *testing.M) { disk.Main(m) }
+func TestMain(m *testing.M) {
+	runWithoutSyncfs()
+	disk.Main(m)
+}

@@ -16,6 +16,16 @@ import (
 // the requests to it are in the same record. It sends at most bytesPerSecond over each connection, as registries and
 // networks far away do. [Registry.Down] does not stop it, [Registry.Close] does.
 func (r *Registry) Limit(bytesPerSecond int) (host string, _ error) {
+	return r.limit(func() *rate.Limiter { return rate.NewLimiter(rate.Limit(bytesPerSecond), burst) })
+}
+
+// LimitTotal is Limit for all connections together, as the link of a node does.
+func (r *Registry) LimitTotal(bytesPerSecond int) (host string, _ error) {
+	shared := rate.NewLimiter(rate.Limit(bytesPerSecond), burst)
+	return r.limit(func() *rate.Limiter { return shared })
+}
+
+func (r *Registry) limit(limiter func() *rate.Limiter) (host string, _ error) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		return "", fmt.Errorf("starting the limited address of the registry: %w", err)
@@ -24,7 +34,7 @@ func (r *Registry) Limit(bytesPerSecond int) (host string, _ error) {
 	served := make(chan struct{})
 	go func() {
 		defer close(served)
-		_ = srv.Serve(limitedListener{l, rate.Limit(bytesPerSecond)}) // returns when the server is closed
+		_ = srv.Serve(limitedListener{l, limiter}) // returns when the server is closed
 	}()
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -38,7 +48,7 @@ func (r *Registry) Limit(bytesPerSecond int) (host string, _ error) {
 // limitedListener limits the bytes that are sent over each of its connections.
 type limitedListener struct {
 	net.Listener
-	limit rate.Limit // bytes in a second
+	limiter func() *rate.Limiter // of a connection
 }
 
 // The bytes that are sent at once. A limiter that wakes up late catches up to burst bytes: at 60 MiB/s, this is 16 ms.
@@ -53,7 +63,7 @@ func (l limitedListener) Accept() (net.Conn, error) {
 		return nil, err
 	}
 	ctx, cancel := context.WithCancel(context.Background())
-	return &limitedConn{Conn: c, limiter: rate.NewLimiter(l.limit, burst), open: ctx, closed: cancel}, nil
+	return &limitedConn{Conn: c, limiter: l.limiter(), open: ctx, closed: cancel}, nil
 }
 
 type limitedConn struct {

@@ -42,8 +42,8 @@ type Config struct {
 	Settings    func() Settings
 	// Containers returns the running containers of the node.
 	Containers func(ctx context.Context) ([]Container, error)
-	// Sync makes everything durable that is unpacked on the node.
-	Sync func(ctx context.Context) error
+	// Sync makes images durable.
+	Sync func(ctx context.Context, entries []imagepin.Entry) error
 	// Notify is called after the lock of the node has changed.
 	Notify func(ctx context.Context, r Result)
 }
@@ -181,7 +181,7 @@ func (a *Applier) apply(ctx context.Context, r Request) (Result, error) {
 	if err := a.prepare(ctx, r, p, report); err != nil {
 		return Result{}, a.undo(ctx, p, err)
 	}
-	if err := a.config.Sync(ctx); err != nil { // images that were ready may not be durable: other tools pulled them
+	if err := a.config.Sync(ctx, a.imagesOf(r.Lock)); err != nil { // images that were ready may not be durable: other tools pulled them
 		return Result{}, a.undo(ctx, p, fmt.Errorf("the images of the lock are not durable: %w", err))
 	}
 	failpoint.Reach("apply.ready")
@@ -197,6 +197,14 @@ func (a *Applier) apply(ctx context.Context, r Request) (Result, error) {
 		log.G(ctx).WithError(err).WithField("lock", id).Warn("a tag of the lock is not recorded, trying again later")
 	}
 	return result, nil
+}
+
+// imagesOf returns the images of a lock that are ready.
+func (a *Applier) imagesOf(l *lock.Lock) (all []imagepin.Entry) {
+	for _, i := range l.Images {
+		all = append(all, a.config.Images.ByRoot(i.Ref.Digest())...)
+	}
+	return all
 }
 
 // cleanupTimeout bounds cleanup after the caller has gone.

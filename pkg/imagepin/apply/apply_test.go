@@ -524,8 +524,9 @@ func TestUnsyncedImages(t *testing.T) {
 	}
 	for _, text := range []string{"one", "three"} {
 		e.sync = errors.New("input/output error")
-		if err := apply(text); !errors.Is(err, e.sync) {
-			t.Errorf("%s: got %v, want %v", text, err, e.sync)
+		e.synced = nil
+		if err := apply(text); !errors.Is(err, e.sync) || len(e.synced) == 0 {
+			t.Errorf("%s: got %v, want %v, synced %+v", text, err, e.sync, e.synced)
 		}
 		if e.locked("app:1") != "two" || e.Status().Current.Name != "two.yaml" {
 			t.Errorf("%s: locked %s by %+v", text, e.locked("app:1"), e.Status().Current)

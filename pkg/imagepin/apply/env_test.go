@@ -199,6 +199,7 @@ type env struct {
 	runtimes   *runtimeplatform.Set
 	containers []Container
 	sync       error
+	synced     []imagepin.Entry
 	notified   []Result
 }
 
@@ -223,8 +224,11 @@ func newEnv(t *testing.T, handlers ...runtimeplatform.Handler) *env {
 		Snapshotter: func(name string) snapshots.Snapshotter { return n.Snapshotter(name) },
 		Runtimes:    func() *runtimeplatform.Set { return e.runtimes }, Settings: func() Settings { return e.settings },
 		Containers: func(context.Context) ([]Container, error) { return e.containers, nil },
-		Sync:       func(context.Context) error { return e.sync },
-		Notify:     func(_ context.Context, r Result) { e.notified = append(e.notified, r) },
+		Sync: func(_ context.Context, entries []imagepin.Entry) error {
+			e.synced = entries
+			return e.sync
+		},
+		Notify: func(_ context.Context, r Result) { e.notified = append(e.notified, r) },
 	})
 	return e
 }

@@ -7,6 +7,7 @@ import (
 	"os"
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/containerd/errdefs"
 )
@@ -15,10 +16,22 @@ import (
 type Barrier struct {
 	mu          sync.Mutex
 	directories map[string]*directory // by path
+	snapshots   map[string]*Snapshots // by the snapshotter's directory
+
+	slots    chan struct{} // has an element for each running fsync of a file
+	patience time.Duration // of SyncTrees
+
+	ordered func(*os.File) bool // reports whether a file system keeps the order of changes
+	fsync   func(fd int) error
 }
 
 // New returns a Barrier without directories.
-func New() *Barrier { return &Barrier{directories: make(map[string]*directory)} }
+func New() *Barrier {
+	return &Barrier{
+		directories: make(map[string]*directory), snapshots: make(map[string]*Snapshots), slots: make(chan struct{}, maxFsyncs),
+		patience: patience, ordered: ordered, fsync: fsync,
+	}
+}
 
 // Open opens a directory. The kernel reports to [Barrier.Sync] the errors of all writes since then, so call it before the first
 // write. Open does nothing for an open directory. It fails with the error of open(2).
@@ -67,11 +80,16 @@ func (b *Barrier) SyncNames(ctx context.Context, paths ...string) error {
 
 func wait(ctx context.Context, r *rounds, what string) error {
 	err := r.wait(ctx)
-	switch {
-	case err == nil:
-		return nil
-	case ctx.Err() != nil:
+	if err != nil && ctx.Err() != nil {
 		return context.Cause(ctx)
+	}
+	return described(err, what)
+}
+
+// described describes the error of a disk, or returns nil.
+func described(err error, what string) error {
+	if err == nil {
+		return nil
 	}
 	return fmt.Errorf("write %s to its disk: %w: %w", what, err, errdefs.ErrUnavailable)
 }

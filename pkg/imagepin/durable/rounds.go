@@ -3,6 +3,7 @@ package durable
 import (
 	"context"
 	"sync"
+	"time"
 )
 
 // rounds calls do for callers of wait, one call after the other. Callers that wait for a call to begin share it.
@@ -12,6 +13,9 @@ type rounds struct {
 	mu      sync.Mutex
 	running bool
 	next    *round // begins when the running one has ended; nil if nobody waits
+
+	failed   error // of the last call that failed
+	failedAt time.Time
 }
 
 // round is one call of do.
@@ -57,7 +61,21 @@ func (r *rounds) run() {
 			return
 		}
 		r.mu.Unlock()
-		now.err = r.do()
+		if now.err = r.do(); now.err != nil {
+			r.mu.Lock()
+			r.failed, r.failedAt = now.err, time.Now()
+			r.mu.Unlock()
+		}
 		close(now.done)
 	}
+}
+
+// failedSince returns the error of the last call that has failed since a time, or nil.
+func (r *rounds) failedSince(t time.Time) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.failed == nil || r.failedAt.Before(t) {
+		return nil
+	}
+	return r.failed
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin"
 	"github.com/imagepin/imagepin/pkg/imagepin/durable"
 	"github.com/imagepin/imagepin/pkg/imagepin/reconcile"
+	"github.com/imagepin/imagepin/pkg/imagepin/store"
 )
 
 // uptime is the file with the seconds since the running boot began, see proc(5).
@@ -67,7 +68,7 @@ func (b *boot) Sync(ctx context.Context, e imagepin.Entry) error {
 	if makeDurable == nil {
 		return fmt.Errorf("make snapshots durable: %w", errdefs.ErrNotImplemented)
 	}
-	mark, err := makeDurable(ctx, e.Target.Snapshotter)
+	mark, err := makeDurable(ctx, store.Snapshot{Snapshotter: e.Target.Snapshotter, ChainID: e.ChainID})
 	if err == nil && mark == "" {
 		err = fmt.Errorf("make snapshots in %s durable: %w", e.Target.Snapshotter, errdefs.ErrNotImplemented)
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin"
 	"github.com/imagepin/imagepin/pkg/imagepin/durable"
 	"github.com/imagepin/imagepin/pkg/imagepin/pull"
+	"github.com/imagepin/imagepin/pkg/imagepin/store"
 )
 
 // TestBoot checks that a boot is compared once it is recorded, and what counts as older than it.
@@ -48,13 +49,13 @@ func TestBoot(t *testing.T) {
 	}
 	failure := errors.New("input/output error")
 	for _, c := range []struct {
-		durable func(context.Context, string) (string, error)
+		durable func(context.Context, store.Snapshot) (string, error)
 		is      func(error) bool
 	}{
 		{nil, errdefs.IsNotImplemented},
-		{func(context.Context, string) (string, error) { return "", nil }, errdefs.IsNotImplemented},
-		{func(context.Context, string) (string, error) { return "", failure }, func(err error) bool { return errors.Is(err, failure) }},
-		{func(context.Context, string) (string, error) { return "boot", nil }, func(err error) bool { return err == nil }},
+		{func(context.Context, store.Snapshot) (string, error) { return "", nil }, errdefs.IsNotImplemented},
+		{func(context.Context, store.Snapshot) (string, error) { return "", failure }, func(err error) bool { return errors.Is(err, failure) }},
+		{func(context.Context, store.Snapshot) (string, error) { return "boot", nil }, func(err error) bool { return err == nil }},
 	} {
 		n.active.Store(&active{pull: &pull.Settings{Durable: c.durable}})
 		if err := b.Sync(t.Context(), imagepin.Entry{}); !c.is(err) {

@@ -1,16 +1,23 @@
 package node
 
 import (
+	"context"
 	"os"
 	"path/filepath"
 	"testing"
 
+	"github.com/containerd/containerd/v2/core/mount"
+	"github.com/containerd/containerd/v2/core/snapshots"
 	"github.com/containerd/containerd/v2/plugins"
 	"github.com/containerd/errdefs"
 	"github.com/containerd/platforms"
+	"github.com/opencontainers/go-digest"
 
+	"github.com/imagepin/imagepin/internal/ctdtest"
+	"github.com/imagepin/imagepin/pkg/imagepin"
 	"github.com/imagepin/imagepin/pkg/imagepin/config"
 	"github.com/imagepin/imagepin/pkg/imagepin/durable"
+	"github.com/imagepin/imagepin/pkg/imagepin/store"
 	"github.com/imagepin/imagepin/pkg/runtimeplatform"
 )
 
@@ -37,12 +44,9 @@ func TestSyncer(t *testing.T) {
 	marks := func(when string) {
 		t.Helper()
 		for snapshotter, want := range map[string]string{"overlayfs": durable.BootID(), "proxy": durable.BootID(), "guess": "", "other": ""} {
-			if got, err := s.image(t.Context(), snapshotter); err != nil || got != want {
+			if got, err := s.image(t.Context(), store.Snapshot{Snapshotter: snapshotter}); err != nil || got != want {
 				t.Errorf("%s, %s: mark %q, %v, want %q", when, snapshotter, got, err, want)
 			}
-		}
-		if err := s.all(t.Context()); err != nil {
-			t.Errorf("%s: %v", when, err)
 		}
 	}
 	marks("without a blob") // containerd 2.2 has no directory of the content store then
@@ -55,7 +59,7 @@ func TestSyncer(t *testing.T) {
 	marks("with blobs and a stray file")
 
 	a.Settings.Sync = false
-	if s, err = n.syncerOf(a); err != nil || s != nil || s.all(t.Context()) != nil || s.names(t.Context()) != nil {
+	if s, err = n.syncerOf(a); err != nil || s != nil || s.images(t.Context(), nil) != nil || s.names(t.Context()) != nil {
 		t.Errorf("without sync: %v, %v", s, err)
 	}
 	a.Settings.Sync = true
@@ -73,4 +77,70 @@ func TestSyncer(t *testing.T) {
 			t.Errorf("the plugin without the directory of the %s: %v", what, err)
 		}
 	}
+}
+
+// TestDurableChain checks that the snapshots of an image are made durable once, and that an image of another tool is found with a view
+// that does not stay. What is not on the node, and what has a mark, is not looked at.
+func TestDurableChain(t *testing.T) {
+	node := ctdtest.New(t, "native")
+	blobs := ctdtest.Blobs{}
+	img := blobs.Image("linux/amd64", "app", nil)
+	ctx, done := node.Lease(t)
+	node.Write(ctx, t, blobs)
+	node.Unpack(ctx, t, img, "native")
+	done()
+	handlers, err := runtimeplatform.New("runc", []runtimeplatform.Handler{{Name: "runc", Snapshotter: "native"}}, runtimeplatform.Host{Spec: platforms.MustParse("linux/amd64")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var views []string
+	n := &Node{barrier: durable.New(), mode: ModeServe, containerd: Containerd{
+		Leases: node.Leases, Snapshots: func(name string) snapshots.Snapshotter { return viewed{node.Snapshotter(name), &views} },
+	}}
+	root := filepath.Join(node.Dir, "snapshots.native")
+	a := &active{runtimes: handlers, Setup: Setup{Settings: config.Settings{Sync: true}, Snapshotters: map[string]Snapshotter{"native": {Root: root}}}}
+	s, err := n.syncerOf(a)
+	if err != nil {
+		t.Fatal(err)
+	}
+	sn := store.Snapshot{Snapshotter: "native", ChainID: img.ChainID}
+	e := imagepin.Entry{Key: imagepin.Key{Target: runtimeplatform.Target{Snapshotter: "native"}}, ChainID: img.ChainID, Durable: "boot"}
+	ctx = node.Context(t)
+	if err := s.images(ctx, []imagepin.Entry{e}); err != nil || len(views) != 0 {
+		t.Errorf("with a mark: %v, views %v", err, views)
+	}
+	e.Durable = ""
+	if err := s.images(ctx, []imagepin.Entry{e, e}); err != nil || len(views) != 1 {
+		t.Errorf("without a mark: %v, views %v", err, views)
+	}
+	if mark, err := s.image(ctx, sn); err != nil || mark != durable.BootID() || len(views) != 1 {
+		t.Errorf("again: %q, %v, views %v", mark, err, views)
+	}
+	if s, err = n.syncerOf(a); err != nil { // as a reload of the configuration
+		t.Fatal(err)
+	}
+	if _, err := s.image(ctx, sn); err != nil || len(views) != 1 {
+		t.Errorf("after a reload: %v, views %v", err, views)
+	}
+	sn.ChainID = digest.FromString("none")
+	if mark, err := s.image(ctx, sn); err != nil || mark != durable.BootID() {
+		t.Errorf("not on the node: %q, %v", mark, err)
+	}
+	if _, err := node.Snapshotter("native").Stat(ctx, views[0]); !errdefs.IsNotFound(err) {
+		t.Errorf("the view stays: %v", err)
+	}
+	if all, err := node.Leases.List(ctx); err != nil || len(all) != 0 {
+		t.Errorf("leases %v, %v", all, err)
+	}
+}
+
+// viewed notes the keys of views.
+type viewed struct {
+	snapshots.Snapshotter
+	keys *[]string
+}
+
+func (v viewed) View(ctx context.Context, key, parent string, opts ...snapshots.Opt) ([]mount.Mount, error) {
+	*v.keys = append(*v.keys, key)
+	return v.Snapshotter.View(ctx, key, parent, opts...)
 }

@@ -82,7 +82,9 @@ func (n *Node) Serve(upstream cri.Upstream) (*Service, error) {
 	s.applier = apply.New(apply.Config{
 		State: n.applied, Images: n.store, Puller: s.puller, Remover: s.cri, Content: n.containerd.Content, Leases: n.containerd.Leases,
 		Snapshotter: n.containerd.Snapshots, Runtimes: n.runtimes, Settings: func() apply.Settings { return n.active.Load().apply }, Containers: s.cri.RunningContainers, Notify: n.notifyLock,
-		Sync: func(ctx context.Context) error { return n.active.Load().syncer.all(ctx) },
+		Sync: func(ctx context.Context, entries []imagepin.Entry) error {
+			return n.active.Load().syncer.images(ctx, entries)
+		},
 	})
 	s.control = control.New(control.Config{
 		Health: s.reconciler, Unverified: s.reconciler.Unverified, Uninstall: s.uninstall, Status: s.status, LimitRate: n.bandwidth.limit, Exited: s.cri, Remover: remover{s.cri, lease.NewResumes(n.containerd.Leases, n.containerd.Content), n.store.Collect}, Locks: s.applier, Registry: registry{n}, Events: n.containerd.Events, Records: n.containerd.Records,

@@ -5,6 +5,7 @@ import (
 	"errors"
 
 	"github.com/containerd/containerd/v2/core/diff"
+	"github.com/containerd/containerd/v2/core/snapshots"
 	"github.com/containerd/containerd/v2/core/unpack"
 	"github.com/containerd/containerd/v2/defaults"
 	"github.com/containerd/imgcrypt/v2"
@@ -102,12 +103,21 @@ func (n *Node) unpackPlatform(a *active, name string, by applier) unpack.Platfor
 	return unpack.Platform{
 		Platform:                platforms.All, // the manifest is already selected
 		SnapshotterKey:          name,
-		Snapshotter:             n.containerd.Snapshots(name),
+		Snapshotter:             n.watched(a, name),
 		SnapshotterExports:      exports,
 		SnapshotterCapabilities: capabilities,
 		Applier:                 by.Applier,
 		ApplyOpts:               apply,
 	}
+}
+
+// watched returns a snapshotter. It notes where the layers are that it unpacks, if they are made durable file by file.
+func (n *Node) watched(a *active, name string) snapshots.Snapshotter {
+	service := n.containerd.Snapshots(name)
+	if known := n.knownSnapshots(a, name); known != nil {
+		return known.Watch(service)
+	}
+	return service
 }
 
 // decryptWithNodeKeys decrypts layers with the node's stream processors and their keys.

@@ -11,6 +11,7 @@ import (
 	"github.com/opencontainers/go-digest"
 
 	"github.com/imagepin/imagepin/pkg/imagepin"
+	"github.com/imagepin/imagepin/pkg/imagepin/store"
 )
 
 // unpackDurably fetches and unpacks the missing parts of an image, and makes it durable. fetching is the context of its requests.
@@ -29,19 +30,19 @@ func (m *Maker) unpackDurably(ctx, fetching context.Context, img *chosen) (made 
 //
 // If it fails, it removes what was unpacked: the kernel reports an error once, and a later sync would succeed.
 func (m *Maker) makeDurable(ctx context.Context, e *imagepin.Entry, since time.Time) (err error) {
-	if e.Durable, err = m.config.Settings().sync(ctx, e.Target.Snapshotter); err != nil {
+	if e.Durable, err = m.config.Settings().sync(ctx, *e); err != nil {
 		m.discard(ctx, *e, since)
 	}
 	return err
 }
 
 // sync calls Durable, if there is one.
-func (s *Settings) sync(ctx context.Context, snapshotter string) (mark string, err error) {
+func (s *Settings) sync(ctx context.Context, e imagepin.Entry) (mark string, err error) {
 	if s.Durable == nil {
 		return "", nil
 	}
-	if mark, err = s.Durable(ctx, snapshotter); err != nil {
-		return "", fmt.Errorf("the image is unpacked in %s but not durable: %w", snapshotter, err)
+	if mark, err = s.Durable(ctx, store.Snapshot{Snapshotter: e.Target.Snapshotter, ChainID: e.ChainID}); err != nil {
+		return "", fmt.Errorf("the image is unpacked in %s but not durable: %w", e.Target.Snapshotter, err)
 	}
 	return mark, nil
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/imagepin/imagepin/internal/ctdtest"
 	"github.com/imagepin/imagepin/pkg/imagepin"
+	"github.com/imagepin/imagepin/pkg/imagepin/store"
 )
 
 // TestDurableBeforeRecorded checks that an image is recorded after it was made durable, with its mark, that it is not recorded
@@ -21,9 +22,9 @@ func TestDurableBeforeRecorded(t *testing.T) {
 	config.Settings = func() *Settings { return &settings }
 	n.Puller.maker.unpacker.settings = config.Settings
 	syncs, failure := 0, errors.New("input/output error")
-	settings.Durable = func(_ context.Context, snapshotter string) (string, error) {
-		if syncs++; snapshotter != "native" || len(n.store.Images()) > 0 {
-			t.Errorf("%s is made durable with the images %+v recorded", snapshotter, n.store.Images())
+	settings.Durable = func(_ context.Context, sn store.Snapshot) (string, error) {
+		if syncs++; sn != (store.Snapshot{Snapshotter: "native", ChainID: n.img.ChainID}) || len(n.store.Images()) > 0 {
+			t.Errorf("%+v is made durable with the images %+v recorded", sn, n.store.Images())
 		}
 		if !n.HasSnapshot(t, "native", n.img.ChainID) {
 			t.Error("made durable before the snapshot is committed")
@@ -122,7 +123,7 @@ func TestDiscard(t *testing.T) {
 			m := n.Puller.maker
 			settings := *m.config.Settings()
 			m.config.Settings = func() *Settings { return &settings }
-			settings.Durable = func(context.Context, string) (string, error) { return "boot", failure }
+			settings.Durable = func(context.Context, store.Snapshot) (string, error) { return "boot", failure }
 			if c.prepare != nil {
 				c.prepare(t, n)
 			}
@@ -155,7 +156,7 @@ func TestSyncAdopted(t *testing.T) {
 		t.Fatal(err)
 	}
 	syncs, failure := 0, errors.New("input/output error")
-	settings.Durable = func(ctx context.Context, _ string) (string, error) {
+	settings.Durable = func(ctx context.Context, _ store.Snapshot) (string, error) {
 		syncs++
 		unlock, err := m.config.Locks.ForRemoval(ctx, ref("@"+n.img.Manifest.Digest.String()).String())
 		if err != nil {

@@ -329,7 +329,7 @@ func (m *Maker) syncAdopted(ctx context.Context, j Job, known imagepin.Entry, us
 		return nil
 	}
 	use.end()
-	if _, err := m.config.Settings().sync(ctx, known.Target.Snapshotter); err != nil {
+	if _, err := m.config.Settings().sync(ctx, known); err != nil {
 		return err
 	}
 	if err := use.lock(ctx); err != nil {

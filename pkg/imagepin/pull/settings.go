@@ -14,6 +14,7 @@ import (
 	"github.com/containerd/errdefs"
 
 	"github.com/imagepin/imagepin/pkg/imagepin/download"
+	"github.com/imagepin/imagepin/pkg/imagepin/store"
 )
 
 // Settings is the configuration of pulls. It is immutable; see [Config.Settings].
@@ -26,9 +27,9 @@ type Settings struct {
 	Transfer transfer.Transferrer
 	// Decompresses reports that layers are decompressed in this process, and not by containerd's decompressor.
 	Decompresses bool
-	// Durable makes the content store and what is unpacked in a snapshotter durable. It returns [imagepin.Entry.Durable], which is
-	// empty if it did not. It is nil if it never does.
-	Durable func(ctx context.Context, snapshotter string) (mark string, _ error)
+	// Durable makes the content store and a snapshot durable, and those below it. It returns [imagepin.Entry.Durable], which is empty
+	// if it did not. It is nil if it never does.
+	Durable func(ctx context.Context, sn store.Snapshot) (mark string, _ error)
 	// DiscardLayers removes layers after unpacking.
 	DiscardLayers bool
 	// ProgressTimeout cancels a pull that makes no progress for this duration. Zero means no timeout.

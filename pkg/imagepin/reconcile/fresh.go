@@ -11,6 +11,7 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin"
 	"github.com/imagepin/imagepin/pkg/imagepin/health"
 	"github.com/imagepin/imagepin/pkg/imagepin/layerfiles"
+	"github.com/imagepin/imagepin/pkg/imagepin/store"
 )
 
 // fresh makes the images durable that other tools pull while the node runs. It compares them with their layers before: a tool can
@@ -28,7 +29,7 @@ func newFresh(c *Config, damaged func(context.Context, ...health.Loss)) *fresh {
 	return &fresh{config: c, damaged: damaged, more: make(chan struct{}, 1)}
 }
 
-// freshDelay is how long to wait for more images, which share a sync.
+// freshDelay is how long to wait for more images.
 const freshDelay = 2 * time.Second
 
 // add adds the keys of an image.
@@ -59,19 +60,20 @@ func (f *fresh) run(ctx context.Context) {
 	}
 }
 
-// makeDurable makes the images durable that were added, with one sync in each snapshotter.
+// makeDurable makes the images durable that were added, each snapshot once.
 func (f *fresh) makeDurable(ctx context.Context) {
 	f.mu.Lock()
 	all := f.added
 	f.added = nil
 	f.mu.Unlock()
-	synced := make(map[string]error)
+	synced := make(map[store.Snapshot]error)
 	var durable []imagepin.Entry
 	for _, e := range all {
-		err, done := synced[e.Target.Snapshotter]
+		sn := snapshotOfEntry(e)
+		err, done := synced[sn]
 		if !done {
 			err = f.config.Boot.Sync(ctx, e)
-			synced[e.Target.Snapshotter] = err
+			synced[sn] = err
 			if err != nil && !errdefs.IsNotImplemented(err) && ctx.Err() == nil {
 				logOf(ctx, e).WithError(err).Warn("cannot make an image of another tool durable, it is compared after the next boot")
 			}

@@ -135,7 +135,7 @@ func (u *unmarked) wait(ctx context.Context, of func(imagepin.Entry) bool) error
 			rest = append(rest, c)
 		}
 	}
-	u.pending = append(first, rest...)
+	u.pending = slices.Concat(first, rest) // an array of its own: run deletes from it
 	u.mu.Unlock()
 	for _, c := range first {
 		select {

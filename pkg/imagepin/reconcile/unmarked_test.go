@@ -208,7 +208,7 @@ type noRetained struct{}
 func (noRetained) Sync(context.Context, ...digest.Digest) error { return nil }
 func (noRetained) SyncAll(context.Context) error                { return nil }
 
-// TestFreshImages pulls images with another tool while the node runs. They are made durable with one sync. One that the tool unpacked on
+// TestFreshImages pulls images with another tool while the node runs. They are made durable. One that the tool unpacked on
 // a layer without its files is queued for repair, and one that has moved meanwhile has no mark.
 func TestFreshImages(t *testing.T) {
 	d := newFilesNode(t, "overlayfs")
@@ -233,7 +233,7 @@ func TestFreshImages(t *testing.T) {
 			t.Errorf("%s: got %+v, want mark %q", ref, all, want)
 		}
 	}
-	if len(b.synced) != 1 || len(queued) != 1 || !queued[0].DamagedFiles || !strings.HasPrefix(queued[0].Entry.Ref, "registry.example/a:fresh") {
+	if len(b.synced) != 2 || len(queued) != 1 || !queued[0].DamagedFiles || !strings.HasPrefix(queued[0].Entry.Ref, "registry.example/a:fresh") {
 		t.Errorf("%d syncs, queued %+v", len(b.synced), queued)
 	}
 	b.fail = errors.New("the disk fails")

@@ -1,0 +1,251 @@
+package durable
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"golang.org/x/sys/unix"
+)
+
+// ordered reports whether a file system is known to write its changes of names, owners, modes and times to the disk in their order:
+// an fsync makes all of them durable that are earlier. ext4 and XFS do (Documentation/filesystems/ext4/journal.rst and
+// xfs/xfs-delayed-logging-design.rst). btrfs has a log of its own for each fsync.
+func ordered(f *os.File) bool {
+	var of unix.Statfs_t
+	if unix.Fstatfs(int(f.Fd()), &of) != nil {
+		return false
+	}
+	return of.Type == unix.EXT4_SUPER_MAGIC || of.Type == unix.XFS_SUPER_MAGIC
+}
+
+// syncTrees makes directories and all that is in them durable. They are in the directory parent, whose name in its own parent becomes
+// durable too. It waits for no data of another file. fsync is called on regular files and directories. Their file system writes symbolic
+// links, devices and FIFOs together with the names, so the last call is on parent, which is changed before.
+//
+// It fails with ErrUnavailable if a disk fails, with the cause of ctx if that ends, and with the error of open(2) if a directory
+// is gone. It fails with ErrNotImplemented if a file system does not keep the order of changes.
+func (b *Barrier) syncTrees(ctx context.Context, parent string, trees ...string) error {
+	in, err := os.Open(parent)
+	if err != nil {
+		return err
+	}
+	defer in.Close()
+	if !b.ordered(in) {
+		return fmt.Errorf("the file system of %s does not keep the order of changes: %w", parent, errdefs.ErrNotImplemented)
+	}
+	var of unix.Stat_t
+	if err := unix.Fstat(int(in.Fd()), &of); err != nil {
+		return &os.PathError{Op: "stat", Path: parent, Err: err}
+	}
+	w := b.newWrite(ctx)
+	walked := w.walkAll(of.Dev, filepath.Dir(parent), trees)
+	if err := w.end(walked); err != nil {
+		return err
+	}
+	if err := os.Chtimes(parent, time.Time{}, time.Now()); err != nil {
+		return err
+	}
+	w = b.newWrite(ctx)
+	fd, err := unix.FcntlInt(in.Fd(), unix.F_DUPFD_CLOEXEC, 0)
+	if err == nil {
+		err = w.put(opened{fd, parent})
+	}
+	return w.end(err)
+}
+
+const (
+	// maxFsyncs is the maximum number of calls of fsync that the process makes at once. The kernel merges flushes of the disk that
+	// wait at the same time.
+	maxFsyncs = 32
+	// aheadFiles is how many files are open whose data the kernel has begun to write.
+	aheadFiles = 128
+)
+
+// write is a number of calls of fsync. A call cannot be canceled: if its context ends, those that are running go on, and close their
+// files.
+type write struct {
+	ctx    context.Context
+	cancel context.CancelCauseFunc
+	slots  chan struct{}
+	fsync  func(fd int) error
+	queue  chan opened
+	done   chan struct{} // closed when all workers have ended
+	linked map[uint64]bool
+}
+
+// opened is an open file or directory.
+type opened struct {
+	fd   int
+	path string
+}
+
+func (b *Barrier) newWrite(ctx context.Context) *write {
+	w := &write{slots: b.slots, fsync: b.fsync, queue: make(chan opened, aheadFiles), done: make(chan struct{}), linked: make(map[uint64]bool)}
+	w.ctx, w.cancel = context.WithCancelCause(ctx)
+	var workers sync.WaitGroup
+	for range maxFsyncs {
+		workers.Go(w.work)
+	}
+	go func() {
+		workers.Wait()
+		close(w.done)
+	}()
+	return w
+}
+
+// work calls fsync on what is in the queue, and closes it.
+func (w *write) work() {
+	for f := range w.queue {
+		select {
+		case <-w.ctx.Done():
+		case w.slots <- struct{}{}:
+			if err := w.fsync(f.fd); err != nil {
+				w.cancel(fmt.Errorf("write %s to its disk: %w: %w", f.path, err, errdefs.ErrUnavailable))
+			}
+			<-w.slots
+		}
+		_ = unix.Close(f.fd)
+	}
+}
+
+func fsync(fd int) error {
+	for {
+		if err := unix.Fsync(fd); !errors.Is(err, unix.EINTR) {
+			return os.NewSyscallError("fsync", err)
+		}
+	}
+}
+
+// put passes a file to a worker, which closes it.
+func (w *write) put(f opened) error {
+	select {
+	case w.queue <- f:
+		return nil
+	case <-w.ctx.Done():
+		_ = unix.Close(f.fd)
+		return context.Cause(w.ctx)
+	}
+}
+
+// end waits for the workers. err is why nothing more was put, if that is not all.
+func (w *write) end(err error) error {
+	close(w.queue)
+	if err != nil {
+		w.cancel(err)
+		return context.Cause(w.ctx)
+	}
+	select {
+	case <-w.done:
+	case <-w.ctx.Done():
+	}
+	err = context.Cause(w.ctx)
+	w.cancel(nil)
+	return err
+}
+
+// walkAll puts trees of one device, and the directory above them.
+func (w *write) walkAll(dev uint64, above string, trees []string) error {
+	for _, path := range trees {
+		if err := w.walk(unix.AT_FDCWD, path, path, dev); err != nil {
+			return err
+		}
+	}
+	fd, err := open(unix.AT_FDCWD, above, above, unix.O_DIRECTORY)
+	if err != nil {
+		return err
+	}
+	return w.put(opened{fd, above})
+}
+
+// walk puts the files of a directory, and the directory.
+func (w *write) walk(at int, name, path string, dev uint64) error {
+	fd, err := open(at, name, path, unix.O_DIRECTORY)
+	if err != nil {
+		return err
+	}
+	if err := w.putAllIn(fd, path, dev); err != nil {
+		_ = unix.Close(fd)
+		return err
+	}
+	return w.put(opened{fd, path})
+}
+
+// putAllIn puts the files of an open directory. It opens only regular files and directories: to open a FIFO or a device can block.
+func (w *write) putAllIn(fd int, path string, dev uint64) error {
+	if _, err := w.isNew(fd, path, dev); err != nil {
+		return err
+	}
+	list, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
+	if err != nil {
+		return &os.PathError{Op: "open", Path: path, Err: err}
+	}
+	dir := os.NewFile(uintptr(list), path)
+	entries, err := dir.ReadDir(-1)
+	if err = errors.Join(err, dir.Close()); err != nil {
+		return err
+	}
+	for _, e := range entries {
+		child := filepath.Join(path, e.Name())
+		switch {
+		case e.IsDir():
+			err = w.walk(fd, e.Name(), child, dev)
+		case e.Type().IsRegular():
+			err = w.putFile(fd, e.Name(), child, dev)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (w *write) putFile(at int, name, path string, dev uint64) error {
+	fd, err := open(at, name, path, unix.O_NONBLOCK)
+	if err != nil {
+		return err
+	}
+	put, err := w.isNew(fd, path, dev)
+	if err != nil || !put {
+		_ = unix.Close(fd)
+		return err
+	}
+	// It begins to write and waits for nothing. fsync reports if it fails.
+	_ = unix.SyncFileRange(fd, 0, 0, unix.SYNC_FILE_RANGE_WRITE)
+	return w.put(opened{fd, path})
+}
+
+// isNew reports whether a file was not put before under another name. It fails with ErrNotImplemented if it is on another device.
+func (w *write) isNew(fd int, path string, dev uint64) (bool, error) {
+	var of unix.Stat_t
+	if err := unix.Fstat(fd, &of); err != nil {
+		return false, &os.PathError{Op: "stat", Path: path, Err: err}
+	}
+	if of.Dev != dev {
+		return false, fmt.Errorf("%s is in another file system: %w", path, errdefs.ErrNotImplemented)
+	}
+	if of.Mode&unix.S_IFMT != unix.S_IFREG || of.Nlink == 1 {
+		return true, nil
+	}
+	put := w.linked[of.Ino]
+	w.linked[of.Ino] = true
+	return !put, nil
+}
+
+func open(at int, name, path string, flags int) (int, error) {
+	for {
+		fd, err := unix.Openat(at, name, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_CLOEXEC|flags, 0)
+		if errors.Is(err, unix.EINTR) {
+			continue
+		}
+		if err != nil {
+			return -1, &os.PathError{Op: "open", Path: path, Err: err}
+		}
+		return fd, nil
+	}
+}

@@ -1,0 +1,270 @@
+package durable
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"golang.org/x/sys/unix"
+)
+
+// calls are the calls of fsync of a Barrier.
+type calls struct {
+	mu    sync.Mutex
+	paths []string
+	do    func(path string) error // may be nil
+}
+
+func (c *calls) fsync(fd int) error {
+	path, err := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", fd))
+	if err != nil {
+		return err
+	}
+	c.mu.Lock()
+	c.paths = append(c.paths, path)
+	c.mu.Unlock()
+	if c.do != nil {
+		return c.do(path)
+	}
+	return fsync(fd)
+}
+
+// counted returns a Barrier that counts calls of fsync, in any file system, and the root of a snapshotter with files.
+func counted(t *testing.T, names ...string) (*Barrier, *calls, string) {
+	t.Helper()
+	b, c, root := New(), &calls{}, filepath.Join(t.TempDir(), "root")
+	b.ordered, b.fsync = func(*os.File) bool { return true }, c.fsync
+	for _, name := range append(names, "snapshots/") {
+		path := filepath.Join(root, name)
+		noError(t, os.MkdirAll(filepath.Dir(path), 0o755))
+		if strings.HasSuffix(name, "/") {
+			noError(t, os.MkdirAll(path, 0o755))
+		} else {
+			noError(t, os.WriteFile(path, []byte(name), 0o644))
+		}
+	}
+	noError(t, b.Open(root))
+	return b, c, root
+}
+
+func noError(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestFilesOfTrees checks which files are written: all regular files and directories of snapshots, each once, and the directories above.
+// What is no file of a snapshot is not opened.
+func TestFilesOfTrees(t *testing.T) {
+	b, c, root := counted(t, "snapshots/1/fs/bin/app", "snapshots/1/fs/empty/", "snapshots/1/work/", "snapshots/2/layer.erofs", "snapshots/3/fs/other")
+	dir := filepath.Join(root, "snapshots/1/fs/bin")
+	noError(t, os.Link(filepath.Join(dir, "app"), filepath.Join(dir, "link")))
+	noError(t, os.Symlink(filepath.Join(root, "snapshots/3/fs"), filepath.Join(dir, "symlink")))
+	noError(t, unix.Mkfifo(filepath.Join(dir, "fifo"), 0o600))
+	trees := []string{filepath.Join(root, "snapshots/1"), filepath.Join(root, "snapshots/2")}
+	noError(t, b.syncTrees(t.Context(), filepath.Join(root, "snapshots"), trees...))
+	var got []string
+	for _, path := range c.paths {
+		rel, err := filepath.Rel(root, path)
+		noError(t, err)
+		got = append(got, strings.Replace(rel, "bin/link", "bin/app", 1))
+	}
+	if got[len(got)-1] != "snapshots" {
+		t.Errorf("the last one is %s", got[len(got)-1])
+	}
+	want := []string{
+		".", "snapshots", "snapshots/1", "snapshots/1/fs", "snapshots/1/fs/bin", "snapshots/1/fs/bin/app", "snapshots/1/fs/empty", "snapshots/1/work",
+		"snapshots/2", "snapshots/2/layer.erofs",
+	}
+	if slices.Sort(got); !slices.Equal(got, want) {
+		t.Errorf("got  %v\nwant %v", got, want)
+	}
+}
+
+// TestChangeOfParent checks that the last fsync is of a directory that was changed after all others: it makes durable what has no
+// fsync of its own.
+func TestChangeOfParent(t *testing.T) {
+	b, c, root := counted(t, "snapshots/1/fs/app")
+	parent := filepath.Join(root, "snapshots")
+	old := time.Unix(1, 0)
+	noError(t, os.Chtimes(parent, old, old))
+	c.do = func(path string) error {
+		info, err := os.Stat(parent)
+		if err == nil && info.ModTime().Equal(old) == (path == parent) {
+			t.Errorf("fsync of %s with the time %s", path, info.ModTime())
+		}
+		return err
+	}
+	noError(t, b.syncTrees(t.Context(), parent, filepath.Join(parent, "1")))
+}
+
+// TestUnusableTrees checks trees that cannot be written file by file, which is no failure of a disk.
+func TestUnusableTrees(t *testing.T) {
+	b, _, root := counted(t, "snapshots/1/fs/app")
+	parent := filepath.Join(root, "snapshots")
+	noError(t, os.Symlink("1", filepath.Join(parent, "symlink")))
+	for tree, want := range map[string]error{
+		filepath.Join(parent, "gone"): fs.ErrNotExist, filepath.Join(parent, "symlink"): unix.ENOTDIR, "/proc/self/task": errdefs.ErrNotImplemented,
+		filepath.Join(parent, "1/fs/app"): unix.ENOTDIR,
+	} {
+		if err := b.syncTrees(t.Context(), parent, tree); !errors.Is(err, want) || errdefs.IsUnavailable(err) {
+			t.Errorf("%s: got %v, want %v", tree, err, want)
+		}
+	}
+	b.ordered = func(*os.File) bool { return false }
+	if err := b.syncTrees(t.Context(), parent, filepath.Join(parent, "1")); !errdefs.IsNotImplemented(err) {
+		t.Errorf("without an order: got %v", err)
+	}
+}
+
+// TestOrdered checks which file systems keep the order of changes. proc does not.
+func TestOrdered(t *testing.T) {
+	f, err := os.Open("/proc")
+	noError(t, err)
+	defer f.Close()
+	if ordered(f) {
+		t.Error("proc keeps the order of changes")
+	}
+}
+
+// TestEitherWay checks the results of both ways. A way that never ends does not keep the other one from succeeding.
+func TestEitherWay(t *testing.T) {
+	failure, gone := errors.New("input/output error"), errors.New("the caller has gone")
+	never := make(chan struct{})
+	t.Cleanup(func() { close(never) })
+	hang := func() error { <-never; return nil }
+	ok, fail := func() error { return nil }, func() error { return failure }
+	all := map[string]struct {
+		files, system func() error
+		tree          string
+		canceled      bool
+		want          error
+		unavailable   bool
+	}{
+		"syncfs waits for the data of others": {files: ok, system: hang},
+		"the files take long":                 {files: hang, system: ok},
+		"syncfs fails for another file":       {files: ok, system: fail},
+		"a file is lost":                      {files: fail, system: hang, want: failure, unavailable: true},
+		"a snapshot is gone":                  {files: ok, system: ok, tree: "gone"},
+		"gone, and syncfs fails":              {files: ok, system: fail, tree: "gone", want: fs.ErrNotExist, unavailable: true},
+		"none ends":                           {files: hang, system: hang, canceled: true, want: gone},
+	}
+	for _, name := range slices.Sorted(maps.Keys(all)) {
+		one := all[name]
+		t.Run(name, func(t *testing.T) {
+			b, c, root := counted(t, "snapshots/1/fs/app")
+			b.patience = 0
+			ctx, cancel := context.WithCancelCause(t.Context())
+			defer cancel(nil)
+			asked := make(chan struct{}, 1)
+			b.directories[root].sync.do = func() error {
+				asked <- struct{}{}
+				return one.system()
+			}
+			var first sync.Once
+			c.do = func(string) error {
+				if one.want == nil && one.tree == "" {
+					first.Do(func() { <-asked }) // syncfs has begun
+				}
+				return one.files()
+			}
+			if one.canceled {
+				cancel(gone)
+			}
+			tree := "1"
+			if one.tree != "" {
+				tree = one.tree
+			}
+			err := b.SyncTrees(ctx, root, time.Now(), filepath.Join(root, "snapshots", tree))
+			if !errors.Is(err, one.want) || errdefs.IsUnavailable(err) != one.unavailable {
+				t.Errorf("got %v, want %v", err, one.want)
+			}
+		})
+	}
+}
+
+// TestErrorOfAnotherSync checks that a sync that failed while snapshots were unpacked counts for them: the kernel reports an error
+// once.
+func TestErrorOfAnotherSync(t *testing.T) {
+	b, _, root := counted(t)
+	failure := errors.New("input/output error")
+	results := []error{failure, nil, nil}
+	b.directories[root].sync.do = func() error {
+		err := results[0]
+		results = results[1:]
+		return err
+	}
+	since := time.Now()
+	if err := b.Sync(t.Context(), root); !errors.Is(err, failure) {
+		t.Fatalf("got %v", err)
+	}
+	gone := filepath.Join(root, "snapshots/gone")
+	if err := b.SyncTrees(t.Context(), root, since, gone); !errors.Is(err, failure) || !errdefs.IsUnavailable(err) {
+		t.Errorf("created before: got %v, want %v", err, failure)
+	}
+	if err := b.SyncTrees(t.Context(), root, time.Now(), gone); err != nil {
+		t.Errorf("created later: %v", err)
+	}
+}
+
+// TestHangingDisk checks that calls whose context has ended leave a bounded number of calls of fsync behind, and no open file when these
+// have returned.
+func TestHangingDisk(t *testing.T) {
+	var names []string
+	for n := range 3 * maxFsyncs {
+		names = append(names, fmt.Sprintf("snapshots/1/fs/%d", n))
+	}
+	b, c, root := counted(t, names...)
+	answer := make(chan struct{})
+	hanging := make(chan struct{}, len(names)*10)
+	c.do = func(string) error {
+		hanging <- struct{}{}
+		<-answer
+		return nil
+	}
+	b.directories[root].sync.do = func() error { <-answer; return nil }
+	before := openFiles(t)
+	gone := errors.New("the caller has gone")
+	for i := range 5 {
+		ctx, cancel := context.WithCancelCause(t.Context())
+		result := make(chan error)
+		go func() { result <- b.SyncTrees(ctx, root, time.Now(), filepath.Join(root, "snapshots/1")) }()
+		if i == 0 {
+			for range maxFsyncs {
+				<-hanging
+			}
+		}
+		cancel(gone)
+		if err := <-result; !errors.Is(err, gone) {
+			t.Errorf("got %v, want %v", err, gone)
+		}
+	}
+	if len(hanging) > 0 {
+		t.Errorf("%d more calls than %d", len(hanging), maxFsyncs)
+	}
+	close(answer)
+	for range maxFsyncs { // all have ended when all slots are free
+		b.slots <- struct{}{}
+	}
+	for openFiles(t) > before {
+		time.Sleep(time.Millisecond)
+	}
+}
+
+func openFiles(t *testing.T) int {
+	t.Helper()
+	all, err := os.ReadDir("/proc/self/fd")
+	noError(t, err)
+	return len(all)
+}

@@ -1,0 +1,18 @@
+//go:build !linux
+
+package durable
+
+import (
+	"context"
+	"os"
+
+	"github.com/containerd/errdefs"
+)
+
+const maxFsyncs = 1
+
+func ordered(*os.File) bool { return false }
+
+func fsync(int) error { return errdefs.ErrNotImplemented }
+
+func (*Barrier) syncTrees(context.Context, string, ...string) error { return errdefs.ErrNotImplemented }
