@@ -103,6 +103,18 @@ func (s *syncer) image(ctx context.Context, sn store.Snapshot) (mark string, _ e
 	return s.boot, s.names(ctx)
 }
 
+// all makes all snapshots of a snapshotter durable, also those that were made durable before, and have other files now.
+func (s *syncer) all(ctx context.Context, snapshotter string) error {
+	if s == nil {
+		return nil
+	}
+	root, ok := s.roots[snapshotter]
+	if !ok {
+		return nil
+	}
+	return s.barrier.Sync(ctx, root)
+}
+
 // images makes images durable that have no mark, such as those of other tools.
 func (s *syncer) images(ctx context.Context, entries []imagepin.Entry) error {
 	if s == nil {

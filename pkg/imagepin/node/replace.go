@@ -13,7 +13,7 @@ import (
 func (n *Node) newReplacer(users func(context.Context) ([]replace.User, error)) *replace.Replacer {
 	return replace.New(replace.Config{
 		Content: n.containerd.Content, Leases: n.containerd.Leases, Snapshotter: n.containerd.Snapshots, Locks: &n.locks,
-		Applier: n.applierFor, Sync: n.syncSnapshots, Entries: n.allEntries, Users: users, Released: n.CollectAsync,
+		Applier: n.applierFor, Sync: n.syncAll, Entries: n.allEntries, Users: users, Released: n.CollectAsync,
 	})
 }
 
@@ -27,14 +27,9 @@ func (n *Node) applierFor(snapshotter string) (_ diff.Applier, _ []diff.ApplyOpt
 	return nil, nil, false
 }
 
-// syncSnapshots makes the snapshots of a snapshotter durable, unless the configuration says that images are not made durable.
-func (n *Node) syncSnapshots(ctx context.Context, snapshotter string) error {
-	makeDurable := n.active.Load().pull.Durable
-	if makeDurable == nil {
-		return nil
-	}
-	_, err := makeDurable(ctx, snapshotter)
-	return err
+// syncAll makes all snapshots of a snapshotter durable, unless the configuration says that images are not made durable.
+func (n *Node) syncAll(ctx context.Context, snapshotter string) error {
+	return n.active.Load().syncer.all(ctx, snapshotter)
 }
 
 // allEntries returns all keys, ready or damaged.
