@@ -50,9 +50,9 @@ func (s *Server) key(e imagepin.Entry) *api.Key {
 
 // The states of a key.
 const (
-	stateReady   = "ready"
-	stateDamaged = "damaged"
-	stateUnused  = "unused"
+	stateReady     = "ready"
+	stateDamaged   = "damaged"
+	stateUnused    = "unused"
 	stateComparing = "comparing"
 	// stateUnverified is that of a key that is ready.
 	stateUnverified = "unverified"
