@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"time"
 
@@ -14,14 +15,29 @@ import (
 )
 
 // ordered reports whether a file system is known to write its changes of names, owners, modes and times to the disk in their order:
-// an fsync makes all of them durable that are earlier. ext4 and XFS do (Documentation/filesystems/ext4/journal.rst and
+// an fsync makes all of them durable that are earlier. ext4 with a journal and XFS do (Documentation/filesystems/ext4/journal.rst and
 // xfs/xfs-delayed-logging-design.rst). btrfs has a log of its own for each fsync.
 func ordered(f *os.File) bool {
-	var of unix.Statfs_t
-	if unix.Fstatfs(int(f.Fd()), &of) != nil {
+	var system unix.Statfs_t
+	var of unix.Stat_t
+	if unix.Fstatfs(int(f.Fd()), &system) != nil || unix.Fstat(int(f.Fd()), &of) != nil {
 		return false
 	}
-	return of.Type == unix.EXT4_SUPER_MAGIC || of.Type == unix.XFS_SUPER_MAGIC
+	switch system.Type {
+	case unix.XFS_SUPER_MAGIC:
+		return true
+	case unix.EXT4_SUPER_MAGIC: // also of ext2
+		device, err := os.Readlink(fmt.Sprintf("/sys/dev/block/%d:%d", unix.Major(of.Dev), unix.Minor(of.Dev)))
+		return err == nil && hasJournal(filepath.Join("/sys/fs/ext4", filepath.Base(device)))
+	}
+	return false
+}
+
+// hasJournal reports whether an ext4 file system has a journal, by its directory in sysfs, see
+// Documentation/ABI/testing/sysfs-fs-ext4. It has none if that cannot be read.
+func hasJournal(dir string) bool {
+	task, err := os.ReadFile(filepath.Join(dir, "journal_task"))
+	return err == nil && strings.TrimSpace(string(task)) != "<none>"
 }
 
 // syncTrees makes directories and all that is in them durable. They are in the directory parent, whose name in its own parent becomes

@@ -136,6 +136,16 @@ func TestOrdered(t *testing.T) {
 	if ordered(f) {
 		t.Error("proc keeps the order of changes")
 	}
+	dir := t.TempDir()
+	if hasJournal(dir) {
+		t.Error("no ext4 has a journal")
+	}
+	for task, want := range map[string]bool{"<none>\n": false, "123\n": true, "0\n": true} {
+		noError(t, os.WriteFile(filepath.Join(dir, "journal_task"), []byte(task), 0o600))
+		if got := hasJournal(dir); got != want {
+			t.Errorf("%q: a journal: %t, want %t", task, got, want)
+		}
+	}
 }
 
 // TestEitherWay checks the results of both ways. A way that never ends does not keep the other one from succeeding.
