@@ -128,6 +128,19 @@ func TestUnusableTrees(t *testing.T) {
 	}
 }
 
+// TestBeginTree checks that the kernel can begin to write a directory without any fsync, and that a directory that is gone does not matter.
+func TestBeginTree(t *testing.T) {
+	b, c, root := counted(t, "snapshots/1/fs/app")
+	tree := filepath.Join(root, "snapshots/1")
+	noError(t, unix.Mkfifo(filepath.Join(tree, "fifo"), 0o600))
+	before := openFiles(t)
+	b.beginTree(tree)
+	b.beginTree(filepath.Join(root, "gone"))
+	if len(c.paths) > 0 || openFiles(t) != before {
+		t.Errorf("fsync of %v, %d open files, before %d", c.paths, openFiles(t), before)
+	}
+}
+
 // TestOrdered checks which file systems keep the order of changes. proc does not.
 func TestOrdered(t *testing.T) {
 	f, err := os.Open("/proc")
