@@ -21,6 +21,8 @@ type Barrier struct {
 	slots    chan struct{} // has an element for each running fsync of a file
 	patience time.Duration // of SyncTrees
 
+	beginning sync.Mutex // held by beginTree
+
 	ordered func(*os.File) bool // reports whether a file system keeps the order of changes
 	fsync   func(fd int) error
 }

@@ -18,7 +18,8 @@ import (
 // Snapshots knows where the committed snapshots of a snapshotter are, and which of them are durable. A snapshot is known by its name
 // and by when it was created: another one can have the same name later. It is safe for concurrent use.
 type Snapshots struct {
-	root string // of the snapshotter
+	root  string            // of the snapshotter
+	begin func(path string) // makes the kernel write a directory
 
 	mu       sync.Mutex
 	active   map[string]string   // the directories of active snapshots, by key
@@ -44,7 +45,7 @@ func (b *Barrier) Snapshots(root string) *Snapshots {
 	defer b.mu.Unlock()
 	s := b.snapshots[root]
 	if s == nil {
-		s = &Snapshots{root: root, active: make(map[string]string), unpacked: make(map[snapshot]string), durable: make(map[snapshot]bool)}
+		s = &Snapshots{root: root, begin: b.beginTree, active: make(map[string]string), unpacked: make(map[snapshot]string), durable: make(map[snapshot]bool)}
 		b.snapshots[root] = s
 	}
 	return s
@@ -78,6 +79,7 @@ func (w *watched) Commit(ctx context.Context, name, key string, opts ...snapshot
 	if info, err := w.Snapshotter.Stat(ctx, name); err == nil {
 		w.known.committed(info, dir)
 	}
+	go w.known.begin(dir) // while other layers are unpacked
 	return nil
 }
 

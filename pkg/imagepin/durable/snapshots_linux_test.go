@@ -98,6 +98,8 @@ func TestDirectories(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			sn, root := open()
 			known := New().Snapshots(root + "/")
+			begun := make(chan string, 3)
+			known.begin = func(path string) { begun <- path }
 			check := func(when string, s *Snapshots, ctx context.Context, top string, views int, want ...string) {
 				t.Helper()
 				sn.views = 0
@@ -107,6 +109,13 @@ func TestDirectories(t *testing.T) {
 			}
 			unpack(ctx, t, known.Watch(sn), name == "overlayfs", "a", "b", "c")
 			check("unpacked here", known, ctx, "c", 0, "1", "2", "3")
+			var written []string
+			for range 3 {
+				written = append(written, filepath.Base(<-begun))
+			}
+			if slices.Sort(written); !slices.Equal(written, []string{"1", "2", "3"}) {
+				t.Errorf("the kernel begins to write %v", written)
+			}
 			leased := leases.WithLease(ctx, "lease")
 			others, views := New().Snapshots(root), 1
 			if name == "native" {
