@@ -18,20 +18,21 @@ type Barrier struct {
 	directories map[string]*directory // by path
 	snapshots   map[string]*Snapshots // by the snapshotter's directory
 
-	slots    chan struct{} // has an element for each running fsync of a file
+	slots    chan struct{} // has an element for each file that is being written
 	patience time.Duration // of SyncTrees
 
 	beginning sync.Mutex // held by beginTree
 
 	ordered func(*os.File) bool // reports whether a file system keeps the order of changes
-	fsync   func(fd int) error
+	// writeData writes the data of a file, and fsync also what else changed before.
+	writeData, fsync func(fd int) error
 }
 
 // New returns a Barrier without directories.
 func New() *Barrier {
 	return &Barrier{
-		directories: make(map[string]*directory), snapshots: make(map[string]*Snapshots), slots: make(chan struct{}, maxFsyncs),
-		patience: patience, ordered: ordered, fsync: fsync,
+		directories: make(map[string]*directory), snapshots: make(map[string]*Snapshots), slots: make(chan struct{}, maxWrites),
+		patience: patience, ordered: ordered, writeData: writeData, fsync: fsync,
 	}
 }
 

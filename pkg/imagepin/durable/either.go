@@ -10,11 +10,11 @@ import (
 )
 
 // patience is how long [Barrier.SyncTrees] waits before it calls syncfs. syncfs writes what others have written too, so it makes their
-// calls of fsync slower. But it is faster than fsync for many small files on a disk with slow flushes.
+// calls of fsync slower. It is for what takes long for another reason.
 const patience = 2 * time.Second
 
-// SyncTrees makes directories of snapshots durable, which are in the directory snapshots of a snapshotter's directory. It calls fsync
-// on all files in them, and waits for no data of others. If that takes long, or cannot be done, it also waits for [Barrier.Sync],
+// SyncTrees makes directories of snapshots durable, which are in the directory snapshots of a snapshotter's directory. It writes
+// all files in them, and waits for no data of others. If that takes long, or cannot be done, it also waits for [Barrier.Sync],
 // and returns when one of both has succeeded. since is when the first of the snapshots was created.
 //
 // It fails with ErrUnavailable if a disk loses a file of the directories. A failure of syncfs alone may be about a file of another

@@ -10,6 +10,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/containerd/containerd/v2/pkg/kernelversion"
 	"github.com/containerd/errdefs"
 	"golang.org/x/sys/unix"
 )
@@ -41,8 +42,8 @@ func hasJournal(dir string) bool {
 }
 
 // syncTrees makes directories and all that is in them durable. They are in the directory parent, whose name in its own parent becomes
-// durable too. It waits for no data of another file. fsync is called on regular files and directories. Their file system writes symbolic
-// links, devices and FIFOs together with the names, so the last call is on parent, which is changed before.
+// durable too. It waits for no data of another file. It writes the data of the regular files, changes parent, and calls fsync on parent:
+// that makes all changes durable which were made before, among them names, and where the data is, and flushes the cache of the disk.
 //
 // It fails with ErrUnavailable if a disk fails, with the cause of ctx if that ends, and with the error of open(2) if a directory
 // is gone. It fails with ErrNotImplemented if a file system does not keep the order of changes.
@@ -59,15 +60,14 @@ func (b *Barrier) syncTrees(ctx context.Context, parent string, trees ...string)
 	if err := unix.Fstat(int(in.Fd()), &of); err != nil {
 		return &os.PathError{Op: "stat", Path: parent, Err: err}
 	}
-	w := b.newWrite(ctx)
-	walked := w.walkAll(of.Dev, filepath.Dir(parent), trees)
-	if err := w.end(walked); err != nil {
+	w := b.newWrite(ctx, b.writeData)
+	if err := w.end(w.walkAll(of.Dev, trees)); err != nil {
 		return err
 	}
 	if err := os.Chtimes(parent, time.Time{}, time.Now()); err != nil {
 		return err
 	}
-	w = b.newWrite(ctx)
+	w = b.newWrite(ctx, b.fsync)
 	fd, err := unix.FcntlInt(in.Fd(), unix.F_DUPFD_CLOEXEC, 0)
 	if err == nil {
 		err = w.put(opened{fd, parent})
@@ -84,26 +84,24 @@ func (b *Barrier) beginTree(path string) {
 	if unix.Lstat(path, &of) != nil {
 		return
 	}
-	w := b.newWrite(context.Background())
-	w.fsync = func(int) error { return nil }
+	w := b.newWrite(context.Background(), func(int) error { return nil })
 	_ = w.end(w.walk(unix.AT_FDCWD, path, path, of.Dev))
 }
 
 const (
-	// maxFsyncs is the maximum number of calls of fsync that the process makes at once. The kernel merges flushes of the disk that
-	// wait at the same time.
-	maxFsyncs = 32
+	// maxWrites is the maximum number of files that the process writes at once.
+	maxWrites = 32
 	// aheadFiles is how many files are open whose data the kernel has begun to write.
 	aheadFiles = 128
 )
 
-// write is a number of calls of fsync. A call cannot be canceled: if its context ends, those that are running go on, and close their
+// write is a number of calls for files. A call cannot be canceled: if the context ends, those that are running go on, and close their
 // files.
 type write struct {
 	ctx    context.Context
 	cancel context.CancelCauseFunc
 	slots  chan struct{}
-	fsync  func(fd int) error
+	call   func(fd int) error
 	queue  chan opened
 	done   chan struct{} // closed when all workers have ended
 	linked map[uint64]bool
@@ -115,11 +113,11 @@ type opened struct {
 	path string
 }
 
-func (b *Barrier) newWrite(ctx context.Context) *write {
-	w := &write{slots: b.slots, fsync: b.fsync, queue: make(chan opened, aheadFiles), done: make(chan struct{}), linked: make(map[uint64]bool)}
+func (b *Barrier) newWrite(ctx context.Context, call func(fd int) error) *write {
+	w := &write{slots: b.slots, call: call, queue: make(chan opened, aheadFiles), done: make(chan struct{}), linked: make(map[uint64]bool)}
 	w.ctx, w.cancel = context.WithCancelCause(ctx)
 	var workers sync.WaitGroup
-	for range maxFsyncs {
+	for range maxWrites {
 		workers.Go(w.work)
 	}
 	go func() {
@@ -129,13 +127,13 @@ func (b *Barrier) newWrite(ctx context.Context) *write {
 	return w
 }
 
-// work calls fsync on what is in the queue, and closes it.
+// work makes the call for what is in the queue, and closes it.
 func (w *write) work() {
 	for f := range w.queue {
 		select {
 		case <-w.ctx.Done():
 		case w.slots <- struct{}{}:
-			if err := w.fsync(f.fd); err != nil {
+			if err := w.call(f.fd); err != nil {
 				w.cancel(fmt.Errorf("write %s to its disk: %w: %w", f.path, err, errdefs.ErrUnavailable))
 			}
 			<-w.slots
@@ -143,6 +141,32 @@ func (w *write) work() {
 		_ = unix.Close(f.fd)
 	}
 }
+
+// writeData returns when the data of a file is on its disk, or in the cache of the disk. It does not write where it is: that is a change
+// of the file system, and earlier than the return, because the kernel makes it before it ends the write (ext4_end_io_end in
+// fs/ext4/page-io.c, xfs_end_ioend in fs/xfs/xfs_aops.c). Before Linux 5.2, sync_file_range can leave out data, and fsync is called.
+func writeData(fd int) error {
+	if !writesAll() {
+		return fsync(fd)
+	}
+	const writeAndWait = unix.SYNC_FILE_RANGE_WAIT_BEFORE | unix.SYNC_FILE_RANGE_WRITE | unix.SYNC_FILE_RANGE_WAIT_AFTER
+	for {
+		err := unix.SyncFileRange(fd, 0, 0, writeAndWait)
+		switch {
+		case errors.Is(err, unix.EINTR):
+		case errors.Is(err, unix.ENOSYS), errors.Is(err, unix.EPERM): // a filter of system calls
+			return fsync(fd)
+		default:
+			return os.NewSyscallError("sync_file_range", err)
+		}
+	}
+}
+
+// writesAll reports whether sync_file_range writes all data if it also waits (fs/sync.c).
+var writesAll = sync.OnceValue(func() bool {
+	all, err := kernelversion.GreaterEqualThan(kernelversion.KernelVersion{Kernel: 5, Major: 2})
+	return err == nil && all
+})
 
 func fsync(fd int) error {
 	for {
@@ -179,31 +203,25 @@ func (w *write) end(err error) error {
 	return err
 }
 
-// walkAll puts trees of one device, and the directory above them.
-func (w *write) walkAll(dev uint64, above string, trees []string) error {
+// walkAll puts the files of trees of one device.
+func (w *write) walkAll(dev uint64, trees []string) error {
 	for _, path := range trees {
 		if err := w.walk(unix.AT_FDCWD, path, path, dev); err != nil {
 			return err
 		}
 	}
-	fd, err := open(unix.AT_FDCWD, above, above, unix.O_DIRECTORY)
-	if err != nil {
-		return err
-	}
-	return w.put(opened{fd, above})
+	return nil
 }
 
-// walk puts the files of a directory, and the directory.
+// walk puts the files of a directory.
 func (w *write) walk(at int, name, path string, dev uint64) error {
 	fd, err := open(at, name, path, unix.O_DIRECTORY)
 	if err != nil {
 		return err
 	}
-	if err := w.putAllIn(fd, path, dev); err != nil {
-		_ = unix.Close(fd)
-		return err
-	}
-	return w.put(opened{fd, path})
+	err = w.putAllIn(fd, path, dev)
+	_ = unix.Close(fd)
+	return err
 }
 
 // putAllIn puts the files of an open directory. It opens only regular files and directories: to open a FIFO or a device can block.
@@ -245,7 +263,7 @@ func (w *write) putFile(at int, name, path string, dev uint64) error {
 		_ = unix.Close(fd)
 		return err
 	}
-	// It begins to write and waits for nothing. fsync reports if it fails.
+	// It begins to write and waits for nothing. The call for the file reports if it fails.
 	_ = unix.SyncFileRange(fd, 0, 0, unix.SYNC_FILE_RANGE_WRITE)
 	return w.put(opened{fd, path})
 }
