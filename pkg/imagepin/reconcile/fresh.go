@@ -91,8 +91,17 @@ func (f *fresh) makeDurable(ctx context.Context) {
 	}
 }
 
-// isIntact compares an image with its layers. It queues the repair of one that differs.
+// isIntact compares an image with its layers. It queues the repair of one that differs. A removal of the image waits: it returns when
+// the snapshots are gone, and the comparison has views of them.
 func (f *fresh) isIntact(ctx context.Context, e imagepin.Entry) bool {
+	unlock, err := f.config.Locks.ForUse(ctx, e.Ref)
+	if err != nil {
+		return false
+	}
+	defer unlock()
+	if now, ok := f.config.Store.Get(e.Key); !ok || now.ChainID != e.ChainID {
+		return false // it was removed
+	}
 	found, err := f.config.Checker.CompareFiles(ctx, e, false)
 	switch {
 	case err != nil:
