@@ -3,6 +3,7 @@ package monitoring
 import (
 	"fmt"
 	"net/http"
+	"strings"
 	"testing"
 
 	api "github.com/imagepin/imagepin/api/imagepin/v1"
@@ -49,7 +50,7 @@ kubeconfig = %q
 // run does everything once.
 func (l *load) run() {
 	l.T.Helper()
-	for _, step := range []func(){l.pulls, l.failedPulls, l.pins, l.outage, l.claims, l.locks} {
+	for _, step := range []func(){l.pulls, l.slowPull, l.failedPulls, l.pins, l.outage, l.claims, l.locks} {
 		step()
 	}
 	l.prometheus.awaitScrape()
@@ -68,6 +69,31 @@ func (l *load) pulls() {
 	id := l.MustPull(l.Reg.Ref("repo/app:same"), "")
 	l.prometheus.awaitScrape()
 	l.MustRemove(id, native)
+}
+
+// slowPull has a pull in progress until it is scraped.
+func (l *load) slowPull() {
+	l.T.Helper()
+	img := testkit.App(l.T, images.Options{Version: "slow", SingleLayer: true})
+	testkit.Push(l.T, l.Reg, "repo/slow:1", img)
+	config, err := img.ConfigName()
+	if err != nil {
+		l.T.Fatal(err)
+	}
+	scraped := make(chan struct{})
+	l.Reg.SetFault(func(q registry.Request) *registry.Fault {
+		if q.Kind == registry.Blob && !strings.HasSuffix(q.Path, config.String()) {
+			<-scraped
+		}
+		return nil
+	})
+	result := testkit.Async(func() (string, error) { return l.Pull(l.Ctx, l.Reg.Ref("repo/slow:1"), "") })
+	l.prometheus.await(`imagepin_pulls_running == 1 and imagepin_pulls_left_bytes > 0`)
+	close(scraped)
+	if _, err := result(); err != nil {
+		l.T.Fatal(err)
+	}
+	l.Reg.SetFault(nil)
 }
 
 // failedPulls pulls a tag that does not exist, and one that the registry denies.
