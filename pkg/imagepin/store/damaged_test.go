@@ -6,6 +6,8 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/containerd/errdefs"
+
 	"github.com/imagepin/imagepin/pkg/imagepin"
 )
 
@@ -269,5 +271,23 @@ func TestMarkDurable(t *testing.T) {
 			}
 			e.wantSound(t)
 		})
+	}
+}
+
+// TestMarkDurableAfterRemoval deletes the record of a key as another tool does. The mark does not create it again.
+func TestMarkDurableAfterRemoval(t *testing.T) {
+	e := newEnv(t)
+	i := e.image("a")
+	e.pull(t, tag, i, native, 0, "")
+	k := e.store.ByRef(tag)[0]
+	if err := e.records.Delete(e.ctx, k.Record); err != nil {
+		t.Fatal(err)
+	}
+	k.Durable = "boot"
+	if err := e.store.MarkDurable(e.ctx, k); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := e.records.Get(e.ctx, k.Record); !errdefs.IsNotFound(err) {
+		t.Errorf("record %s: got %v, want none", k.Record, err)
 	}
 }
