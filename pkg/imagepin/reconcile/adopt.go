@@ -30,7 +30,6 @@ type adopter struct {
 	config     *Config
 	repairs    *repairs
 	unanswered *unanswered
-	fresh      *fresh
 	// awaitingUnpack are the snapshots that images have not been unpacked to yet, by record. Only Run uses it.
 	awaitingUnpack map[string][]snapshot
 }
@@ -134,9 +133,6 @@ func (a *adopter) adoptOnce(ctx context.Context, img images.Image, has hasSnapsh
 			return err
 		}
 		failpoint.Reach("adopt.recorded")
-		if a.config.Boot != nil {
-			a.fresh.add(entries...)
-		}
 		return a.config.Retained.Sync(ctx, img.Target.Digest)
 	})
 	if err == nil || !errors.Is(context.Cause(checked), errSilent) {

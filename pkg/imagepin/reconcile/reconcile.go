@@ -119,8 +119,6 @@ type Repairs interface {
 	NoteDamaged(e imagepin.Entry, reason string)
 	NoteWaiting(e imagepin.Entry, reason string)
 	MarkDamaged(ctx context.Context, e imagepin.Entry, reason string) (kept bool, _ error)
-	// MarkDurable records that images are durable.
-	MarkDurable(ctx context.Context, entries ...imagepin.Entry) error
 	// PutIf records a key that was made ready again, if the record called witness still targets its image.
 	PutIf(ctx context.Context, e imagepin.Entry, witness string) (restored bool, _ error)
 	// RepairRecords writes the records of an entry again.
@@ -181,9 +179,8 @@ type Reconciler struct {
 	repairs   *repairs
 	orphans   *orphans
 	leftovers *leftovers
-	// unmarked are compared with their layers before they are ready. fresh are made durable.
+	// unmarked are compared with their layers before they are ready.
 	unmarked *unmarked
-	fresh    *fresh
 	// unanswered are the snapshots about which their snapshotters have to be asked again.
 	unanswered *unanswered
 	// last is the result of the last list of images; nil before.
@@ -211,8 +208,7 @@ func New(c Config) *Reconciler {
 	}
 	r.unmarked = &unmarked{config: &c, damaged: func(ctx context.Context, losses ...health.Loss) { r.repairs.add(ctx, losses...) }, compared: make(map[store.Snapshot]bool), unverified: make(map[imagepin.Key]string)}
 	r.unanswered = newUnanswered(c.Store.HasSnapshot, r.passAnswered)
-	r.fresh = newFresh(&c, r.unmarked.damaged)
-	r.adopter = &adopter{config: &c, repairs: r.repairs, unanswered: r.unanswered, fresh: r.fresh, awaitingUnpack: make(map[string][]snapshot)}
+	r.adopter = &adopter{config: &c, repairs: r.repairs, unanswered: r.unanswered, awaitingUnpack: make(map[string][]snapshot)}
 	return r
 }
 
@@ -266,7 +262,6 @@ func (r *Reconciler) Run(ctx context.Context, ready func()) (err error) {
 	r.unmarked.add(slices.Concat(found.unmarked, hidden)...)
 	ready()
 	r.repairs.owned.Go(func() { r.unmarked.run(ctx) })
-	r.repairs.owned.Go(func() { r.fresh.run(ctx) })
 	r.repairs.owned.Go(func() {
 		release := func(ctx context.Context) error {
 			return r.config.Store.ReleaseOrphans(ctx, found.have.Unpacked(), found.lost...)

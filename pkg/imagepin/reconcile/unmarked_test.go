@@ -11,8 +11,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/opencontainers/go-digest"
-
 	"github.com/imagepin/imagepin/pkg/imagepin"
 	"github.com/imagepin/imagepin/pkg/imagepin/health"
 )
@@ -199,47 +197,5 @@ func TestPullDuringComparison(t *testing.T) {
 	d.reboot(t, &fakeBoot{id: "second", began: time.Now().Add(time.Hour)})
 	if why, err := d.config.Checker.SnapshotDamage(d.ctx, e); err != nil || why == "" {
 		t.Errorf("got %q, %v, want the damage", why, err)
-	}
-}
-
-// noRetained is a node without pins.
-type noRetained struct{}
-
-func (noRetained) Sync(context.Context, ...digest.Digest) error { return nil }
-func (noRetained) SyncAll(context.Context) error                { return nil }
-
-// TestFreshImages pulls images with another tool while the node runs. They are made durable. One that the tool unpacked on
-// a layer without its files is queued for repair, and one that has moved meanwhile has no mark.
-func TestFreshImages(t *testing.T) {
-	d := newFilesNode(t, "overlayfs")
-	b := &fakeBoot{id: "boot"}
-	d.config.Boot, d.config.Retained = b, noRetained{}
-	var queued []health.Loss
-	d.fresh.damaged = func(_ context.Context, losses ...health.Loss) { queued = append(queued, losses...) }
-	noError(t, os.Truncate(filepath.Join(d.directory(t, d.images[0].ChainID), "etc/a"), 0))
-	for _, ref := range []string{tagA, tagB} { // adopted again by events
-		img, err := d.Images.Get(d.ctx, ref)
-		noError(t, err)
-		img.Name = strings.Replace(ref, ":1", ":fresh", 1)
-		img.Labels = nil
-		img, err = d.Images.Create(d.ctx, img)
-		noError(t, err)
-		noError(t, d.adopter.adoptNow(d.ctx, img, d.unanswered.onNode(d.ctx)))
-	}
-	d.fresh.makeDurable(d.ctx)
-	for ref, want := range map[string]string{tagA: "", tagB: "boot"} {
-		ref = strings.Replace(ref, ":1", ":fresh", 1)
-		if all := d.store.ByRef(ref); len(all) != 1 || all[0].Durable != want {
-			t.Errorf("%s: got %+v, want mark %q", ref, all, want)
-		}
-	}
-	if len(b.synced) != 2 || len(queued) != 1 || !queued[0].DamagedFiles || !strings.HasPrefix(queued[0].Entry.Ref, "registry.example/a:fresh") {
-		t.Errorf("%d syncs, queued %+v", len(b.synced), queued)
-	}
-	b.fail = errors.New("the disk fails")
-	d.fresh.add(d.store.ByRef("registry.example/a:fresh")...)
-	d.fresh.makeDurable(d.ctx)
-	if len(queued) != 1 {
-		t.Errorf("queued %+v without a sync", queued)
 	}
 }

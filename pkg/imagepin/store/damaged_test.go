@@ -2,11 +2,8 @@ package store_test
 
 import (
 	"os"
-	"reflect"
 	"slices"
 	"testing"
-
-	"github.com/containerd/errdefs"
 
 	"github.com/imagepin/imagepin/pkg/imagepin"
 )
@@ -230,64 +227,5 @@ func TestEvictedKeyIsNotDurable(t *testing.T) {
 				}
 			})
 		}
-	}
-}
-
-// TestMarkDurable checks that a key gets its mark once, and that one that was removed, moved or recorded again since does not.
-func TestMarkDurable(t *testing.T) {
-	for name, change := range map[string]func(t *testing.T, e *env, i image){
-		"unchanged": func(*testing.T, *env, image) {},
-		"removed":   func(t *testing.T, e *env, i image) { e.remove(t, keysOf(entries(tag, i, native, 0))...) },
-		"moved":     func(t *testing.T, e *env, _ image) { e.pull(t, tag, e.image("b"), native, 1, "") },
-		"evicted": func(t *testing.T, e *env, i image) {
-			e.removeSnapshot(t, i, native)
-			if _, err := e.store.EvictSnapshot(e.ctx, native.Snapshotter, i.amd64.ChainID.String()); err != nil {
-				t.Fatal(err)
-			}
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			e := newEnv(t)
-			i := e.image("a")
-			e.pull(t, tag, i, native, 0, "")
-			k := entries(tag, i, native, 0)[1]
-			change(t, e, i)
-			want, _ := e.store.Get(k.Key)
-			if name == "unchanged" {
-				want.Durable = "boot"
-			}
-			k.Durable = "boot"
-			for n := range 2 {
-				before := e.records.writes
-				if err := e.store.MarkDurable(e.ctx, k); err != nil {
-					t.Fatal(err)
-				}
-				if wrote := e.records.writes > before; wrote != (name == "unchanged" && n == 0) {
-					t.Errorf("mark %d wrote: %t", n+1, wrote)
-				}
-			}
-			if now, _ := e.store.Get(k.Key); !reflect.DeepEqual(now, want) {
-				t.Errorf("got %+v, want %+v", now, want)
-			}
-			e.wantSound(t)
-		})
-	}
-}
-
-// TestMarkDurableAfterRemoval deletes the record of a key as another tool does. The mark does not create it again.
-func TestMarkDurableAfterRemoval(t *testing.T) {
-	e := newEnv(t)
-	i := e.image("a")
-	e.pull(t, tag, i, native, 0, "")
-	k := e.store.ByRef(tag)[0]
-	if err := e.records.Delete(e.ctx, k.Record); err != nil {
-		t.Fatal(err)
-	}
-	k.Durable = "boot"
-	if err := e.store.MarkDurable(e.ctx, k); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := e.records.Get(e.ctx, k.Record); !errdefs.IsNotFound(err) {
-		t.Errorf("record %s: got %v, want none", k.Record, err)
 	}
 }
