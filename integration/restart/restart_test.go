@@ -345,7 +345,10 @@ func TestOtherTools(t *testing.T) {
 	removeByID := func() {
 		t.Helper()
 		awaitStatus(id, "", id) // as in stock containerd
-		r.WantNames(id, nil, nil)
+		r.Eventually("the image has no names", func() bool { // imagepin follows the removals of its names one by one
+			img := r.Listed()[id]
+			return img != nil && len(img.RepoTags)+len(img.RepoDigests) == 0
+		})
 		r.MustRemove(id, "")
 		r.WantState("after the removal by ID", before)
 	}
