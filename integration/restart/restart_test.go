@@ -344,7 +344,7 @@ func TestOtherTools(t *testing.T) {
 	awaitStatus(r.Reg.Ref("app:mine"), "", "")
 	removeByID := func() {
 		t.Helper()
-		awaitStatus(id, "", id) // as in stock containerd
+		awaitStatus(id, "", id)                              // as in stock containerd
 		r.Eventually("the image has no names", func() bool { // imagepin follows the removals of its names one by one
 			img := r.Listed()[id]
 			return img != nil && len(img.RepoTags)+len(img.RepoDigests) == 0
