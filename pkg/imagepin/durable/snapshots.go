@@ -210,13 +210,16 @@ func (s *Snapshots) find(all []snapshots.Info) (dirs []string, unknown []snapsho
 	return dirs, unknown
 }
 
+// ViewPrefix is the prefix of the names of the views that are used to find the directories of snapshots.
+const ViewPrefix = "imagepin-durable-"
+
 // view returns the directories in the mounts of a view of a snapshot. The lease removes the view if the process is killed.
 func (s *Snapshots) view(ctx context.Context, sn snapshots.Snapshotter, name string) ([]string, error) {
 	id, ok := leases.FromContext(ctx)
 	if !ok {
 		return nil, fmt.Errorf("find the directory of snapshot %s: the context has no lease: %w", name, errdefs.ErrFailedPrecondition)
 	}
-	key := "imagepin-durable-" + id + "-" + name
+	key := ViewPrefix + id + "-" + name
 	mounts, err := sn.View(ctx, key, name)
 	if err != nil {
 		return nil, fmt.Errorf("find the directory of snapshot %s: %w", name, err)

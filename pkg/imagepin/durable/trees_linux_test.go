@@ -297,3 +297,17 @@ func openFiles(t *testing.T, dir string) (n int) {
 	}
 	return n
 }
+
+// TestReadOnlyTrees checks that the file system is synced where the snapshotter's directory cannot be changed.
+func TestReadOnlyTrees(t *testing.T) {
+	b, _, root := counted(t, "snapshots/1/fs/app")
+	synced := 0
+	b.directories[root].sync.do = func() error { synced++; return nil }
+	noError(t, unix.Mount(root, root, "", unix.MS_BIND, ""))
+	t.Cleanup(func() { noError(t, unix.Unmount(root, unix.MNT_DETACH)) })
+	noError(t, unix.Mount("", root, "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY, ""))
+	noError(t, b.SyncTrees(t.Context(), root, time.Now(), filepath.Join(root, "snapshots/1")))
+	if synced != 1 {
+		t.Errorf("%d calls of syncfs, want 1", synced)
+	}
+}

@@ -18,6 +18,7 @@ import (
 
 	"github.com/imagepin/imagepin/internal/failpoint"
 	"github.com/imagepin/imagepin/pkg/imagepin"
+	"github.com/imagepin/imagepin/pkg/imagepin/durable"
 	"github.com/imagepin/imagepin/pkg/imagepin/internal/errno"
 	"github.com/imagepin/imagepin/pkg/imagepin/internal/family"
 	"github.com/imagepin/imagepin/pkg/imagepin/internal/lease"
@@ -168,11 +169,13 @@ func (c *Checker) lowestUnusable(ctx context.Context, e imagepin.Entry, all fami
 	return "", "", nil
 }
 
-// isInUse reports whether a snapshot is that of a container, or of something else than a check.
+// isInUse reports whether a snapshot is that of a container, or of something else than a check or a sync.
 func isInUse(i snapshots.Info) bool { return i.Kind != snapshots.KindCommitted && !isView(i.Name) }
 
-// isView reports whether a snapshot is the view of a check.
-func isView(name string) bool { return strings.HasPrefix(name, viewPrefix) }
+// isView reports whether a snapshot is the view of a check or a sync.
+func isView(name string) bool {
+	return strings.HasPrefix(name, viewPrefix) || strings.HasPrefix(name, durable.ViewPrefix)
+}
 
 // unusable describes why a snapshot by itself is unusable. It returns "" if nothing is known.
 func (c *Checker) unusable(ctx context.Context, sn store.Snapshot) (why string, _ error) {

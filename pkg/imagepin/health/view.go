@@ -16,12 +16,12 @@ import (
 // viewPrefix is the prefix of the names of the views that are used to check the directories of snapshots.
 const viewPrefix = "imagepin-check-"
 
-// RemoveViews removes the views of checks that were killed, which are a part of what their leases hold. The end of such a lease also
+// RemoveViews removes the views of checks and syncs that were killed, which are a part of what their leases hold. The end of such a lease also
 // removes them, but containerd keeps their records in their parents then (core/metadata/gc.go): no call removes the parents any more.
 func (c *Checker) RemoveViews(ctx context.Context, held []leases.Resource) error {
 	for _, r := range held {
 		name, ok := strings.CutPrefix(r.Type, "snapshots/")
-		if !ok || !strings.HasPrefix(r.ID, viewPrefix) {
+		if !ok || !isView(r.ID) {
 			continue
 		}
 		snapshotter := c.config.Snapshotter(name)

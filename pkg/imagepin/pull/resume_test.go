@@ -265,10 +265,10 @@ func TestBadRegistryDoesNotBeginTheBlobOfAnother(t *testing.T) {
 	}
 }
 
-// TestFullDiskFreesFailedPulls lets a file system be full as long as something of a failed pull is kept, and for ever. A pull frees it
+// TestFullDiskFreesFailedPulls lets a file system be full as long as something of a failed pull is kept, or always. A pull frees it
 // and is tried again; if it fails then, nothing is kept.
 func TestFullDiskFreesFailedPulls(t *testing.T) {
-	for name, forever := range map[string]bool{"until it is freed": false, "for ever": true} {
+	for name, always := range map[string]bool{"until it is freed": false, "always": true} {
 		t.Run(name, func(t *testing.T) {
 			n, r, other := newPullingNode(t, Limits{Unpacks: 2}), newCountingRegistry(t), newDrippingRegistry(t)
 			if err := interruptions["canceled"](t, n, r, r.host+"/team/app:v1"); err == nil {
@@ -276,7 +276,7 @@ func TestFullDiskFreesFailedPulls(t *testing.T) {
 			}
 			n.unpack = func() error {
 				kept, err := lease.NewResumes(n.Leases, n.Content).Kept(n.ctx)
-				if err == nil && (forever || !kept.Expires.IsZero()) {
+				if err == nil && (always || !kept.Expires.IsZero()) {
 					err = syscall.ENOSPC
 				}
 				return err
@@ -284,7 +284,7 @@ func TestFullDiskFreesFailedPulls(t *testing.T) {
 			blobs := ctdtest.Blobs{}
 			app, _ := imageOf(blobs, "app")
 			err := n.pull(n.ctx, other.serve("team/app", blobs, app), "first")
-			if (err != nil) != forever {
+			if (err != nil) != always {
 				t.Errorf("got %v", err)
 			}
 			if kept := n.resumed(t); !kept.Expires.IsZero() {

@@ -10,6 +10,7 @@ import (
 
 	"github.com/imagepin/imagepin/internal/ctdtest"
 	"github.com/imagepin/imagepin/pkg/imagepin"
+	"github.com/imagepin/imagepin/pkg/imagepin/durable"
 	"github.com/imagepin/imagepin/pkg/imagepin/internal/lease"
 )
 
@@ -135,14 +136,16 @@ func TestUnreleasedOrphans(t *testing.T) {
 	}
 }
 
-// TestViewOfAKilledCheck has a view of a check that was killed. After the start, the snapshot can be removed.
-func TestViewOfAKilledCheck(t *testing.T) {
+// TestViewsOfKilledCalls has a view of a check, and one of a sync, that were killed. After the start, the snapshot can be removed.
+func TestViewsOfKilledCalls(t *testing.T) {
 	d := newDeepNode(t)
 	chain := d.images[0].ChainID.String()
 	l, err := d.Leases.Create(d.ctx, leases.WithRandomID(), leases.WithLabel(imagepin.LeaseLabel, string(lease.Use)))
 	noError(t, err)
-	_, err = d.Snapshotter("first").View(leases.WithLease(d.ctx, l.ID), "imagepin-check-"+l.ID, chain)
-	noError(t, err)
+	for _, prefix := range []string{"imagepin-check-", durable.ViewPrefix} {
+		_, err = d.Snapshotter("first").View(leases.WithLease(d.ctx, l.ID), prefix+l.ID, chain)
+		noError(t, err)
+	}
 	mustRemove(d.ctx, t, d.leftovers)
 	d.Collect(t)
 	noError(t, d.Snapshotter("first").Remove(d.ctx, chain))

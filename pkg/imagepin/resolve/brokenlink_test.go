@@ -198,7 +198,7 @@ func TestBrokenLinkWithoutRanges(t *testing.T) {
 	})
 }
 
-// TestLinkStaysAway fetches over a link that breaks and does not come back. The fetch fails, and does not wait for ever.
+// TestLinkStaysAway fetches over a link that breaks and does not come back. The fetch ends with an error.
 func TestLinkStaysAway(t *testing.T) {
 	inBubble(t, 1, func(t *testing.T, s *blobServer, session *Session) {
 		s.perConnection = 0

@@ -43,7 +43,7 @@ type blobOpener interface {
 	// comesFrom notes the registry host that the blob is from, and setMixed whether its beginning is from elsewhere.
 	comesFrom(desc ocispec.Descriptor, host int)
 	setMixed(desc ocispec.Descriptor, mixed bool)
-	// silence returns how long a connection may be silent in the middle of a blob before it counts as lost. 0 means for ever.
+	// silence returns how long a connection may be silent in the middle of a blob before it counts as lost; 0 sets no limit.
 	silence() time.Duration
 	// throttled reports whether what has arrived waits for a limit of the rate. A connection is not silent then.
 	throttled() bool
