@@ -308,6 +308,7 @@ func (c *check) locks(img images.Image) {
 // leases checks the leases of imagepin and the retained content.
 func (c *check) leases() {
 	held := make(map[string][]string) // root → retained resources
+	var resumes []string
 	for id, l := range c.state.Leases {
 		switch purpose := l.Labels[leaseLabel]; {
 		case purpose == "retain":
@@ -317,7 +318,7 @@ func (c *check) leases() {
 			}
 			held[root] = append(held[root], c.state.LeaseResources[id]...)
 		case purpose == "resume":
-			c.resumed(id, l.Labels)
+			resumes = append(resumes, id)
 		case purpose != "" || !c.Pods:
 			c.wrong("lease %s: leaked: %v", id, l.Labels)
 		}
@@ -331,6 +332,10 @@ func (c *check) leases() {
 				c.retainedBlob(digest.Digest(id))
 			}
 		}
+	}
+	// After what is retained: these leases are flat, and hold none of what a blob refers to.
+	for _, id := range resumes {
+		c.resumed(id, c.state.Leases[id].Labels)
 	}
 	for name, record := range c.keys {
 		for _, value := range c.state.Images[node.Namespace+"/"+record].Labels {
@@ -365,7 +370,8 @@ func (c *check) resumed(id string, labels map[string]string) {
 	}
 }
 
-// retainedBlob marks a retained blob, and what it keeps through containerd's labels, as not leaked.
+// retainedBlob marks a retained blob, and what it keeps through containerd's labels, as not leaked. A configuration that a failed pull
+// has fetched can keep the label of a snapshot that is gone: its lease is flat.
 func (c *check) retainedBlob(d digest.Digest) {
 	if c.blobs[d] {
 		return
@@ -373,7 +379,9 @@ func (c *check) retainedBlob(d digest.Digest) {
 	c.blobs[d] = true
 	for label, value := range c.state.Content[node.Namespace+"/"+d.String()].Labels {
 		if snapshotter, ok := strings.CutPrefix(label, "containerd.io/gc.ref.snapshot."); ok {
-			c.retained(snapshotter, value)
+			if _, ok := c.state.Snapshots[node.Namespace+"/"+snapshotter+"/"+value]; ok {
+				c.retained(snapshotter, value)
+			}
 		} else if strings.HasPrefix(label, "containerd.io/gc.ref.content.") {
 			c.retainedBlob(digest.Digest(value))
 		}

@@ -112,7 +112,7 @@ func (c *killRig) wantConsistent(when string) {
 		select {
 		case <-time.After(max(20*time.Millisecond, 2*time.Since(start))):
 		case <-ctx.Done():
-			c.T.Fatalf("%s: the node has problems:\n%s", when, strings.Join(last, "\n"))
+			c.T.Fatalf("%s: the node has problems:\n%s\non the node:\n%s", when, strings.Join(last, "\n"), strings.Join(c.MustState().Lines(), "\n"))
 		}
 	}
 }
