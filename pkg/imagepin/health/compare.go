@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/containerd/containerd/v2/core/mount"
 	"github.com/containerd/errdefs"
@@ -73,6 +74,15 @@ func (c *Checker) differs(ctx context.Context, e imagepin.Entry, deep bool) (why
 // KnownDamage is [Checker.SnapshotDamage] that reads no files.
 func (c *Checker) KnownDamage(ctx context.Context, e imagepin.Entry) (why string, _ error) {
 	return c.damage.below(ctx, c.config.Snapshotter(e.Target.Snapshotter), snapshotOf(e))
+}
+
+// SnapshotCreated returns when a snapshot was committed.
+func (c *Checker) SnapshotCreated(ctx context.Context, sn store.Snapshot) (time.Time, error) {
+	info, err := c.config.Snapshotter(sn.Snapshotter).Stat(ctx, sn.ChainID.String())
+	if err != nil {
+		return time.Time{}, fmt.Errorf("read snapshot %s in %s: %w", sn.ChainID, sn.Snapshotter, err)
+	}
+	return info.Created, nil
 }
 
 // comparing compares the files of snapshots, each snapshot once. Snapshots of one chain are its levels.

@@ -30,6 +30,7 @@ type adopter struct {
 	config     *Config
 	repairs    *repairs
 	unanswered *unanswered
+	unmarked   *unmarked
 	// awaitingUnpack are the snapshots that images have not been unpacked to yet, by record. Only Run uses it.
 	awaitingUnpack map[string][]snapshot
 }
@@ -39,12 +40,27 @@ type adopter struct {
 func (a *adopter) adoptAll(ctx context.Context, unknown []images.Image, have *health.Inventory) error {
 	has := a.unanswered.inInventory(ctx, have)
 	look := newLook(blobcache.New(a.config.Content))
+	late, err := a.unmarked.isLate()
+	if err != nil {
+		return err
+	}
 	for batch := range slices.Chunk(unknown, adoptBatch) {
 		var adoptions []store.Adoption
+		var older []imagepin.Entry
 		for _, img := range batch {
-			if entries := a.adopt(ctx, img, look, has); len(entries) > 0 {
-				adoptions = append(adoptions, store.Adoption{Image: img, Entries: entries})
+			entries := a.adopt(ctx, img, look, has)
+			if len(entries) == 0 {
+				continue
 			}
+			adoptions = append(adoptions, store.Adoption{Image: img, Entries: entries})
+			if !late {
+				continue // hide looks at all
+			}
+			found, err := a.unmarked.lateOlder(ctx, img, entries)
+			if err != nil {
+				return err
+			}
+			older = append(older, found...)
 		}
 		if len(adoptions) == 0 {
 			continue
@@ -54,6 +70,9 @@ func (a *adopter) adoptAll(ctx context.Context, unknown []images.Image, have *he
 			return err
 		}
 		failpoint.Reach("adopt.recorded")
+		if err := a.unmarked.hideLate(ctx, older); err != nil {
+			return err
+		}
 	}
 	return ctx.Err()
 }
@@ -124,17 +143,23 @@ func (a *adopter) adoptOnce(ctx context.Context, img images.Image, has hasSnapsh
 	defer stop(nil)
 	limit := time.AfterFunc(a.unanswered.timeout, func() { stop(errSilent) })
 	defer limit.Stop()
-	err := a.config.Maker.WithLease(checked, entries, func(ctx context.Context) error {
-		limit.Stop() // the snapshotters have responded
-		done = true
-		failpoint.Reach("adopt.found")
-		a.config.Store.MarkUnsynced(img, entries...)
-		if _, err := a.config.Store.Adopt(ctx, store.Adoption{Image: img, Entries: entries}); err != nil {
-			return err
-		}
-		failpoint.Reach("adopt.recorded")
-		return a.config.Retained.Sync(ctx, img.Target.Digest)
-	})
+	older, err := a.unmarked.lateOlder(checked, img, entries)
+	if err == nil {
+		err = a.config.Maker.WithLease(checked, entries, func(ctx context.Context) error {
+			limit.Stop() // the snapshotters have responded
+			done = true
+			failpoint.Reach("adopt.found")
+			a.config.Store.MarkUnsynced(img, entries...)
+			if _, err := a.config.Store.Adopt(ctx, store.Adoption{Image: img, Entries: entries}); err != nil {
+				return err
+			}
+			failpoint.Reach("adopt.recorded")
+			if err := a.unmarked.hideLate(ctx, older); err != nil {
+				return err
+			}
+			return a.config.Retained.Sync(ctx, img.Target.Digest)
+		})
+	}
 	if err == nil || !errors.Is(context.Cause(checked), errSilent) {
 		return done, err
 	}
@@ -147,8 +172,8 @@ func (a *adopter) adoptOnce(ctx context.Context, img images.Image, has hasSnapsh
 
 // adopt returns the entries of the targets that an image is unpacked for. If it is not unpacked for the default target
 // but can be, adopt queues that, because stock containerd starts it there. It does not return a target whose snapshot is known to be
-// damaged. Images that cannot be read or recorded are
-// logged and ignored, so that they do not block the adoption of others and the start of the CRI.
+// damaged. Images that cannot be read or recorded are logged and ignored, so that they do not block the adoption of others and the start
+// of the CRI.
 func (a *adopter) adopt(ctx context.Context, img images.Image, look *look, has hasSnapshot) []imagepin.Entry {
 	ref, err := adoptable(img)
 	if err != nil {

@@ -46,6 +46,8 @@ type filesNode struct {
 	layers map[digest.Digest][]rootfs.Layer
 	reads  map[digest.Digest]int // how often each blob was opened
 	boot   *fakeBoot             // may be nil
+	// damaged gets the keys that are damaged or have to be verified after the boot. It may be nil: they are repaired.
+	damaged func(context.Context, ...health.Loss)
 	// replacer may be nil.
 	replacer Replacer
 }
@@ -112,7 +114,7 @@ func (d *filesNode) start(t *testing.T, runtimes *runtimeplatform.Set) {
 	d.Reconciler = reconcilerOf(d.Node, config, d.store)
 	d.config.Maker, d.config.Puller = applying{d}, unreachable()
 	if d.boot != nil {
-		d.config.Boot = d.boot
+		d.config.Boot, d.unmarked.damaged = d.boot, d.damaged
 	}
 	d.config.Replacer = d.replacer
 	loaded, err := d.load(d.ctx)

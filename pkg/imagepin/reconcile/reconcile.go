@@ -208,7 +208,7 @@ func New(c Config) *Reconciler {
 	}
 	r.unmarked = &unmarked{config: &c, damaged: func(ctx context.Context, losses ...health.Loss) { r.repairs.add(ctx, losses...) }, compared: make(map[store.Snapshot]bool), unverified: make(map[imagepin.Key]string)}
 	r.unanswered = newUnanswered(c.Store.HasSnapshot, r.passAnswered)
-	r.adopter = &adopter{config: &c, repairs: r.repairs, unanswered: r.unanswered, awaitingUnpack: make(map[string][]snapshot)}
+	r.adopter = &adopter{config: &c, repairs: r.repairs, unanswered: r.unanswered, unmarked: r.unmarked, awaitingUnpack: make(map[string][]snapshot)}
 	return r
 }
 

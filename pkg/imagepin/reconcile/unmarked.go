@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/containerd/containerd/v2/core/images"
 	"github.com/containerd/errdefs"
 	"github.com/containerd/log"
 	"github.com/distribution/reference"
@@ -24,11 +25,15 @@ import (
 type Boot interface {
 	// ID is the ID of the running boot.
 	ID() string
-	// Compared reports whether all keys without a mark were compared in the running boot. SetCompared records that.
+	// Compared reports whether all keys without a mark were compared in the running boot. SetCompared records that, and ForgetCompared
+	// that the next start has to compare them.
 	Compared() (bool, error)
 	SetCompared() error
-	// Older reports whether a key that was made at a time can be older than the running boot.
+	ForgetCompared() error
+	// Older reports whether a key that was made at a time can be older than the running boot. Before reports whether a time is before
+	// the boot by the node's clock.
 	Older(at time.Time) bool
+	Before(at time.Time) bool
 	// Sync makes the snapshots of an image durable.
 	Sync(ctx context.Context, e imagepin.Entry) error
 }
@@ -101,6 +106,60 @@ func (u *unmarked) hide(ctx context.Context) (hidden []imagepin.Entry, _ error) 
 		}
 	}
 	return hidden, nil
+}
+
+// isLate reports whether all images of earlier boots are compared.
+func (u *unmarked) isLate() (bool, error) {
+	if u.config.Boot == nil {
+		return false, nil
+	}
+	return u.config.Boot.Compared()
+}
+
+// lateOlder returns those of the entries of an image, which is adopted when all others are compared, whose snapshots are older than the
+// running boot: their snapshotter did not answer before, or their runtime handler is new. It notes that they are not compared yet. What
+// another tool pulls while the node runs is not older.
+func (u *unmarked) lateOlder(ctx context.Context, img images.Image, entries []imagepin.Entry) (older []imagepin.Entry, _ error) {
+	if u.config.Boot == nil || !u.config.Boot.Before(img.CreatedAt) {
+		return nil, nil
+	}
+	for _, e := range entries {
+		if e.ChainID == "" {
+			continue
+		}
+		created, err := u.config.Checker.SnapshotCreated(ctx, snapshotOfEntry(e))
+		if errdefs.IsNotFound(err) {
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		if u.config.Boot.Before(created) {
+			older = append(older, e)
+		}
+	}
+	if len(older) == 0 {
+		return nil, nil
+	}
+	return older, u.config.Boot.ForgetCompared()
+}
+
+// hideLate hides keys that were just adopted, and queues their verification, which compares their files.
+func (u *unmarked) hideLate(ctx context.Context, older []imagepin.Entry) error {
+	for _, e := range older {
+		now, seen, ok := u.config.Store.See(e.Key)
+		if !ok || now.Durable != "" {
+			continue
+		}
+		evicted, err := u.config.Store.EvictSeen(ctx, seen, unmarkedReason)
+		if err != nil {
+			return err
+		}
+		if evicted {
+			u.verify(ctx, health.Loss{Reason: unmarkedReason, Unverified: true}, now)
+		}
+	}
+	return nil
 }
 
 func snapshotOfEntry(e imagepin.Entry) store.Snapshot {

@@ -4,12 +4,15 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/containerd/containerd/v2/core/images"
 
 	"github.com/imagepin/imagepin/pkg/imagepin"
 	"github.com/imagepin/imagepin/pkg/imagepin/health"
@@ -24,10 +27,12 @@ type fakeBoot struct {
 	fail     error    // of Sync
 }
 
-func (b *fakeBoot) ID() string              { return b.id }
-func (b *fakeBoot) Compared() (bool, error) { return b.compared, nil }
-func (b *fakeBoot) SetCompared() error      { b.compared = true; return nil }
-func (b *fakeBoot) Older(at time.Time) bool { return at.Before(b.began) }
+func (b *fakeBoot) ID() string               { return b.id }
+func (b *fakeBoot) Compared() (bool, error)  { return b.compared, nil }
+func (b *fakeBoot) SetCompared() error       { b.compared = true; return nil }
+func (b *fakeBoot) Older(at time.Time) bool  { return at.Before(b.began) }
+func (b *fakeBoot) ForgetCompared() error    { b.compared = false; return nil }
+func (b *fakeBoot) Before(at time.Time) bool { return at.Before(b.began) }
 func (b *fakeBoot) Sync(_ context.Context, e imagepin.Entry) error {
 	b.synced = append(b.synced, e.Ref)
 	return b.fail
@@ -36,10 +41,9 @@ func (b *fakeBoot) Sync(_ context.Context, e imagepin.Entry) error {
 // reboot starts another reconciler after a boot, which has not compared anything yet. queued are the losses that it queues.
 func (d *filesNode) reboot(t *testing.T, b *fakeBoot) (queued *[]health.Loss) {
 	t.Helper()
-	d.boot = b
-	d.start(t, d.config.Runtimes())
 	queued = new([]health.Loss)
-	d.unmarked.damaged = func(_ context.Context, losses ...health.Loss) { *queued = append(*queued, losses...) }
+	d.boot, d.damaged = b, func(_ context.Context, losses ...health.Loss) { *queued = append(*queued, losses...) }
+	d.start(t, d.config.Runtimes())
 	return queued
 }
 
@@ -99,12 +103,12 @@ func TestUnmarkedAfterBoot(t *testing.T) {
 	}
 }
 
-// TestUnmarkedAdopted checks that the images of other tools that are adopted after a boot are compared too, before they are offered.
-func TestUnmarkedAdopted(t *testing.T) {
-	d := newFilesNode(t, "overlayfs")
+// ofOtherTool removes all keys, and all records but the tags, as before imagepin was installed.
+func (d *filesNode) ofOtherTool(t *testing.T) {
+	t.Helper()
 	all, err := d.Images.List(d.ctx)
 	noError(t, err)
-	for _, img := range all { // as it was before imagepin was installed
+	for _, img := range all {
 		if img.Name != tagA && img.Name != tagB {
 			noError(t, d.Images.Delete(d.ctx, img.Name))
 			continue
@@ -113,6 +117,23 @@ func TestUnmarkedAdopted(t *testing.T) {
 		_, err := d.Images.Update(d.ctx, img, "labels")
 		noError(t, err)
 	}
+}
+
+// removeRecords removes all records, and returns them. Nothing collects their content.
+func (d *filesNode) removeRecords(t *testing.T) []images.Image {
+	t.Helper()
+	all, err := d.Images.List(d.ctx)
+	noError(t, err)
+	for _, img := range all {
+		noError(t, d.Images.Delete(d.ctx, img.Name))
+	}
+	return all
+}
+
+// TestUnmarkedAdopted checks that the images of other tools that are adopted after a boot are compared too, before they are offered.
+func TestUnmarkedAdopted(t *testing.T) {
+	d := newFilesNode(t, "overlayfs")
+	d.ofOtherTool(t)
 	noError(t, os.Truncate(filepath.Join(d.directory(t, d.images[0].ChainID), "etc/a"), 0))
 	b := &fakeBoot{id: "second", began: time.Now().Add(time.Hour)}
 	queued := d.reboot(t, b)
@@ -125,6 +146,60 @@ func TestUnmarkedAdopted(t *testing.T) {
 	}
 	if len(*queued) != 1 || (*queued)[0].Entry.Ref != tagA || !(*queued)[0].DamagedFiles {
 		t.Errorf("queued %+v, want the repair of %s", *queued, tagA)
+	}
+}
+
+// TestAdoptedLate checks that images of other tools that are adopted when all others are compared are compared as well before they are
+// offered, and that the next start does not believe them: at a start with another runtime handler, and while the node runs. Images of the
+// running boot are offered at once.
+func TestAdoptedLate(t *testing.T) {
+	for name, restart := range map[string]bool{"at a start": true, "while the node runs": false} {
+		for old, began := range map[bool]time.Time{true: time.Now().Add(time.Hour), false: time.Now().Add(-time.Hour)} {
+			t.Run(fmt.Sprintf("%s, older: %t", name, old), func(t *testing.T) {
+				d := newFilesNode(t, "overlayfs")
+				d.ofOtherTool(t)
+				noError(t, os.Truncate(filepath.Join(d.directory(t, d.images[0].ChainID), "etc/a"), 0))
+				b := &fakeBoot{id: "second", began: began, compared: true}
+				var later []images.Image
+				if !restart {
+					later = d.removeRecords(t)
+				}
+				queued := d.reboot(t, b)
+				d.config.Retained = make(syncs, len(later))
+				for _, img := range later {
+					_, err := d.Images.Create(d.ctx, img)
+					noError(t, err)
+					noError(t, d.syncRecord(d.ctx, img.Name))
+				}
+				if !old {
+					if got := d.offered(); len(got) != 2 || !b.compared {
+						t.Errorf("%q are offered, all compared: %t", got, b.compared)
+					}
+					return
+				}
+				if got := d.offered(); len(got) > 0 || b.compared {
+					t.Fatalf("%q are offered, all compared: %t", got, b.compared)
+				}
+				for _, e := range d.store.Damaged() {
+					if e.DamagedAt.IsZero() {
+						t.Errorf("%s is not recorded as damaged", e.Ref)
+					}
+				}
+				if len(*queued) != 2 {
+					t.Fatalf("queued %+v, want both images", *queued)
+				}
+				for _, loss := range *queued {
+					done, err := d.repairs.repairKey(d.ctx, loss)
+					noError(t, err)
+					if want := map[string]Repaired{tagA: Unpacked, tagB: Recorded}[loss.Entry.Ref]; done != want {
+						t.Errorf("%s: %s, want %s", loss.Entry.Ref, done, want)
+					}
+				}
+				if got := d.offered(); len(got) != 2 {
+					t.Errorf("after the repairs: %q are offered", got)
+				}
+			})
+		}
 	}
 }
 
