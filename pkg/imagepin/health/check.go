@@ -111,6 +111,10 @@ func (c *Checker) checkAgainst(ctx context.Context, have *Inventory) (Report, er
 	if _, err := have.CheckLayers(ctx, c.config.Content); err != nil {
 		return Report{}, err
 	}
+	waiting := make(map[imagepin.Key]bool) // before the records are listed, which then are ready or have the mark that they are damaged
+	for _, d := range c.config.Images.Damaged() {
+		waiting[d.Key] = d.Waiting
+	}
 	recorded, err := c.config.Images.ListRecorded(ctx)
 	if err != nil {
 		return Report{}, err
@@ -132,7 +136,7 @@ func (c *Checker) checkAgainst(ctx context.Context, have *Inventory) (Report, er
 		}
 	}
 	for _, img := range recorded.Records {
-		c.checkLabels(img, known, have, &r)
+		c.checkLabels(img, known, waiting, have, &r)
 	}
 	c.checkUnneeded(have, &r)
 	slices.SortStableFunc(r.Findings, func(a, b Finding) int { return store.Compare(a.Loss.Entry, b.Loss.Entry) })
@@ -164,8 +168,8 @@ func recordProblem(e imagepin.Entry, label string, records map[string]images.Ima
 	return ""
 }
 
-// checkLabels reports the key labels of a record that are not in the index.
-func (c *Checker) checkLabels(img images.Image, known map[string]imagepin.Entry, have *Inventory, r *Report) {
+// checkLabels reports the key labels of a record that are not in the index, and not waiting for the comparison of their files.
+func (c *Checker) checkLabels(img images.Image, known map[string]imagepin.Entry, waiting map[imagepin.Key]bool, have *Inventory, r *Report) {
 	for name, value := range img.Labels {
 		if !imagepin.IsKeyLabel(name) {
 			continue
@@ -187,6 +191,9 @@ func (c *Checker) checkLabels(img images.Image, known map[string]imagepin.Entry,
 		default:
 			r.Checked++
 			loss, gone := c.Lost(e, have)
+			if !gone && waiting[e.Key] {
+				continue
+			}
 			if !gone {
 				loss = Loss{Entry: e, Reason: "it is recorded on " + img.Name + " but not in the index", Unpackable: true}
 			}

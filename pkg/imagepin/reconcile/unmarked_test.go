@@ -70,6 +70,11 @@ func TestUnmarkedAfterBoot(t *testing.T) {
 			if got := d.offered(); len(got) > 0 || b.compared {
 				t.Fatalf("before: %q are offered, all compared: %t", got, b.compared)
 			}
+			report, err := d.Check(d.ctx, nil)
+			noError(t, err)
+			if len(report.Findings) > 0 || report.Checked != 2 {
+				t.Errorf("before: a check finds %+v", report)
+			}
 			waited := make(chan error, 2)
 			for _, name := range []string{"registry.example/b:other", d.images[1].Config.Digest.String()} {
 				go func() { waited <- d.WaitCompared(d.ctx, name) }()
