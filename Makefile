@@ -240,7 +240,7 @@ bench-cluster-docs: ## Run the benchmark of ImagePins and write its table into d
 
 # test-race runs the tests of imagepin serve, test-power and test-versions theirs.
 .PHONY: test-integration
-test-integration: build test-binaries crash-binaries downloads ## Tests with a real containerd, registry, runc and snapshotters; needs EROFS in the kernel
+test-integration: build test-binaries crash-binaries downloads ## Tests with a real containerd, registry, runc and snapshotters; needs EROFS, loop devices and ext4
 	cd integration && $(TEST) -timeout 30m -count 1 $(SUBJECTS) $$($(GO) list ./... | grep -v -e /versions -e /power -e '/integration/serve$$')
 	cd integration/bundle/tools && $(TEST) -timeout 10m -count 1 -tags $(SKOPEO_TAGS) ./...
 

@@ -1,0 +1,104 @@
+package repair
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/containerd/containerd/v2/core/mount"
+
+	"github.com/imagepin/imagepin/integration/images"
+	"github.com/imagepin/imagepin/integration/node"
+	"github.com/imagepin/imagepin/integration/testkit"
+	"github.com/imagepin/imagepin/pkg/imagepin/durable"
+)
+
+// blockfile returns the configuration of the snapshotter with an empty file system of 8 MiB.
+func blockfile(t *testing.T) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "scratch")
+	if err := os.WriteFile(path, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Truncate(path, 8<<20); err != nil {
+		t.Fatal(err)
+	}
+	if out, err := exec.CommandContext(testkit.Context(t), "mkfs.ext4", "-q", "-O", "^has_journal", path).CombinedOutput(); err != nil {
+		t.Fatalf("mkfs.ext4: %v\n%s", err, out)
+	}
+	return fmt.Sprintf(`
+[plugins."io.containerd.snapshotter.v1.blockfile"]
+scratch_file = %q
+fs_type = "ext4"
+mount_options = []
+`, path)
+}
+
+// TestBlockfile runs an image on overlayfs and on a snapshotter that has a file system in a file for each snapshot. Both are durable. A
+// deep check finds files that a power cut has emptied, and the repair unpacks them again.
+func TestBlockfile(t *testing.T) {
+	t.Parallel()
+	r := testkit.NewRig(t, node.Options{Extra: blockfile(t), Handlers: []node.Handler{{Name: testkit.Second, Snapshotter: "blockfile"}}})
+	opts := images.Options{}
+	tag, _ := r.Push("app:v1", opts, images.HostPlatform())
+	marked := map[string]bool{}
+	for _, handler := range []string{"", testkit.Second} {
+		r.MustPull(tag, handler)
+	}
+	for _, img := range r.MustState().Images {
+		for _, value := range img.Labels {
+			for _, snapshotter := range []string{"overlayfs", "blockfile"} {
+				if strings.Contains(value, `"`+snapshotter+`"`) && strings.Contains(value, `"durable":"`+durable.BootID()+`"`) {
+					marked[snapshotter] = true
+				}
+			}
+		}
+	}
+	if len(marked) != 2 {
+		t.Errorf("durable are %v, want both", marked)
+	}
+	if found := r.DeepCheck(false); len(found) > 0 {
+		t.Errorf("a deep check finds %v", found)
+	}
+	truncateBlockfiles(r)
+	for _, repair := range []bool{false, true} {
+		found := r.DeepCheck(repair)
+		if len(found) != 2 { // the keys of the tag and of the digest
+			t.Errorf("a deep check finds %v, want the damage", found)
+		}
+		for _, f := range found {
+			if f.Repaired != repair {
+				t.Errorf("%s: repaired: %t, error %q", f.Subject, f.Repaired, f.Error)
+			}
+		}
+	}
+	for _, handler := range []string{"", testkit.Second} {
+		r.WantRunIn(r.MustPod(handler), tag, opts.Line(0))
+	}
+}
+
+// truncateBlockfiles truncates all files in all snapshots.
+func truncateBlockfiles(r *testkit.Rig) {
+	r.T.Helper()
+	all, err := filepath.Glob(filepath.Join(r.Root(), "root", "io.containerd.snapshotter.v1.blockfile", "snapshots", "*"))
+	if err != nil || len(all) == 0 {
+		r.T.Fatalf("snapshots: %q, %v", all, err)
+	}
+	n := 0
+	for _, path := range all {
+		mounts := []mount.Mount{{Type: "ext4", Source: path, Options: []string{"rw", "loop"}}}
+		err := mount.WithTempMount(r.Ctx, mounts, func(dir string) error {
+			n += r.TruncateAll(dir)
+			return nil
+		})
+		if err != nil {
+			r.T.Fatal(err)
+		}
+	}
+	if n == 0 {
+		r.T.Fatal("no files were truncated")
+	}
+}
