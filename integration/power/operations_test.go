@@ -72,16 +72,30 @@ func (f *fleet) stopping(s step, layer string, after int64, when string, conditi
 	return s
 }
 
-// adopt pulls an image with another tool, which syncs nothing. The image need not be there after the boot.
+// adopt pulls an image with another tool, which syncs nothing. The image need not be there after the boot. The lease of the tool keeps
+// what it has unpacked.
 func (f *fleet) adopt() operation {
-	do := func(w *working) error {
-		if _, err := w.Ctr(w.Ctx, "images", "pull", "--plain-http", f.large); err != nil {
+	of := func(ref, handler string) step {
+		args := []string{"images", "pull", "--plain-http", "--snapshotter", f.snapshotters[handler], ref}
+		if f.snapshotters[handler] == "native" { // containerd's transfer service does not unpack there
+			args = append(args, "--local")
+		}
+		return step{do: func(w *working) error {
+			_, err := w.Ctr(w.Ctx, args...)
+			return err
+		}}
+	}
+	large := of(f.large, "")
+	pull := large.do
+	large.do = func(w *working) error {
+		if err := pull(w); err != nil {
 			return err
 		}
 		testkit.WaitForImage(w.T, w.Node, f.large)
 		return nil
 	}
-	return operation{name: "ctr images pull", steps: []step{{do: do}}, pulls: []pulled{{f.large, ""}}, after: 1}
+	pulls := []pulled{{f.large, ""}, {f.other, testkit.Second}}
+	return operation{name: "ctr images pull", steps: []step{large, of(f.other, testkit.Second)}, pulls: pulls, during: 3, after: 1}
 }
 
 // apply applies the bundle of the second lock over the first one.

@@ -2,7 +2,6 @@ package health
 
 import (
 	"context"
-	"sync/atomic"
 
 	"github.com/containerd/containerd/v2/core/content"
 	"github.com/containerd/containerd/v2/core/leases"
@@ -46,15 +45,10 @@ type Images interface {
 
 // Checker compares the recorded with the actual state.
 type Checker struct {
-	config Config
-	damage noted
-	// suspect reports whether snapshots may be damaged that nobody has looked at.
-	suspect atomic.Bool
+	config   Config
+	damage   noted
+	suspects suspects
 }
-
-// Suspect notes whether snapshots may be damaged that nobody has looked at since the node has started. [Checker.SnapshotDamage] then
-// compares those that it is asked for.
-func (c *Checker) Suspect(suspect bool) { c.suspect.Store(suspect) }
 
 // New returns a checker.
 func New(c Config) *Checker { return &Checker{config: c} }

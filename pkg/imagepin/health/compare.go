@@ -43,14 +43,16 @@ func (c *Checker) CompareFiles(ctx context.Context, e imagepin.Entry, deep bool)
 	return result, err
 }
 
-// SnapshotDamage describes the damage of the files of the snapshots that an image uses, which another key of the node is known to be
-// damaged by. It returns "" if no damage is known. It reads the files if it is unknown why such a key is damaged.
+// SnapshotDamage describes the damage of the files of the snapshots that an image uses. It returns "" if no damage is known. It reads the
+// files of suspects ([Checker.SuspectAllBut]), and those of a snapshot of a damaged key if it is unknown why that is damaged.
 func (c *Checker) SnapshotDamage(ctx context.Context, e imagepin.Entry) (why string, _ error) {
 	why, err := c.KnownDamage(ctx, e)
 	if err != nil || why != "" {
 		return why, err
 	}
-	if c.suspect.Load() {
+	if suspected, err := c.Suspected(ctx, e); err != nil {
+		return "", err
+	} else if suspected {
 		return c.differs(ctx, e, false)
 	}
 	for _, d := range c.config.Images.Damaged() {
@@ -271,6 +273,16 @@ func (c *chain) mounted(ctx context.Context, tree *layerfiles.Tree, n int, mount
 			return nil
 		}
 	}
+	for _, m := range mounts {
+		why, err := brokenFile(m)
+		if err != nil {
+			c.done[c.level(n)] = Comparison{layerfiles.Unverified, err.Error()}
+			return nil
+		}
+		if why != "" {
+			return c.damaged(ctx, n, fmt.Sprintf("snapshot %s: %s", c.ChainIDs[n], why))
+		}
+	}
 	var failed error
 	err := mount.WithReadonlyTempMount(ctx, mounts, func(root string) error {
 		failed = c.directory(ctx, tree, n, root, func(path string) bool { return path == "/lost+found" })
@@ -307,16 +319,23 @@ func (c *chain) directory(ctx context.Context, tree *layerfiles.Tree, n int, dir
 	}
 	switch result.State {
 	case layerfiles.Damaged:
-		why := fmt.Sprintf("snapshot %s differs from its layers: %s", level.ChainID, result.Summary())
-		if err := c.checker.damage.note(ctx, c.checker.config.Snapshotter(c.snapshotter), level, why, c.began); err != nil {
-			return err
-		}
-		c.done[level] = Comparison{layerfiles.Damaged, why}
+		return c.damaged(ctx, n, fmt.Sprintf("snapshot %s differs from its layers: %s", level.ChainID, result.Summary()))
 	case layerfiles.Unverified:
 		c.done[level] = Comparison{layerfiles.Unverified, result.Reason}
 	default:
+		c.checker.suspects.trust(level)
 		c.done[level] = Comparison{State: layerfiles.Intact}
 	}
+	return nil
+}
+
+// damaged notes that a level is damaged.
+func (c *chain) damaged(ctx context.Context, n int, why string) error {
+	level := c.level(n)
+	if err := c.checker.damage.note(ctx, c.checker.config.Snapshotter(c.snapshotter), level, why, c.began); err != nil {
+		return err
+	}
+	c.done[level] = Comparison{layerfiles.Damaged, why}
 	return nil
 }
 

@@ -19,6 +19,7 @@ import (
 	"github.com/imagepin/imagepin/internal/failpoint"
 	"github.com/imagepin/imagepin/pkg/imagepin"
 	"github.com/imagepin/imagepin/pkg/imagepin/durable"
+	"github.com/imagepin/imagepin/pkg/imagepin/internal/blobs"
 	"github.com/imagepin/imagepin/pkg/imagepin/internal/errno"
 	"github.com/imagepin/imagepin/pkg/imagepin/internal/family"
 	"github.com/imagepin/imagepin/pkg/imagepin/internal/lease"
@@ -106,7 +107,7 @@ func (c *Checker) RemoveUnusable(ctx context.Context, e imagepin.Entry) error {
 		return fmt.Errorf("label snapshot %s: %w", lowest, err)
 	}
 	for _, n := range all.WithDescendants(lowest.String()) {
-		if isInUse(all[n]) {
+		if isInUse(all[n]) && !c.suspects.isAbandoned(all[n]) {
 			return fmt.Errorf("%s, and container %s uses it: repair the image again when its containers are removed: %w", why, n, errdefs.ErrFailedPrecondition)
 		}
 	}
@@ -122,27 +123,38 @@ func (c *Checker) RemoveUnusable(ctx context.Context, e imagepin.Entry) error {
 
 // removeAll removes snapshots in this order, and the views of checks on them that are created meanwhile.
 func (c *Checker) removeAll(ctx context.Context, snapshotter string, names []string) error {
-	sn := c.config.Snapshotter(snapshotter)
 	for _, n := range names {
 		failpoint.Reach("check.remove")
-		err := sn.Remove(ctx, n)
+		err := c.config.Snapshotter(snapshotter).Remove(ctx, n)
 		if errdefs.IsFailedPrecondition(err) {
-			now, ferr := family.Of(ctx, sn)
-			if ferr != nil {
-				return ferr
-			}
-			above := now.WithDescendants(n)
-			if above = above[:len(above)-1]; len(above) > 0 && !slices.ContainsFunc(above, func(n string) bool { return !isView(n) }) {
-				err = c.removeAll(ctx, snapshotter, append(above, n))
-			} else {
-				err = c.collectSnapshot(ctx, store.Snapshot{Snapshotter: snapshotter, ChainID: digest.Digest(n)}, err)
-			}
+			err = c.removeWithChildren(ctx, snapshotter, n)
 		}
 		if err != nil && !errdefs.IsNotFound(err) {
 			return fmt.Errorf("remove snapshot %s: %w", n, err)
 		}
 	}
 	return nil
+}
+
+// removeWithChildren removes a snapshot on which something stands that is no snapshot of a container or an image.
+func (c *Checker) removeWithChildren(ctx context.Context, snapshotter, name string) error {
+	sn := c.config.Snapshotter(snapshotter)
+	now, err := family.Of(ctx, sn)
+	if err != nil {
+		return err
+	}
+	if err := c.removeInterrupted(ctx, snapshotter, now); err != nil {
+		return err
+	}
+	refusal := sn.Remove(ctx, name)
+	if !errdefs.IsFailedPrecondition(refusal) {
+		return refusal
+	}
+	above := now.WithDescendants(name)
+	if above = above[:len(above)-1]; len(above) > 0 && !slices.ContainsFunc(above, func(n string) bool { return !isView(n) }) {
+		return c.removeAll(ctx, snapshotter, append(above, name))
+	}
+	return c.collectSnapshot(ctx, store.Snapshot{Snapshotter: snapshotter, ChainID: digest.Digest(name)}, refusal)
 }
 
 // LowestUnusable returns the chain ID of the lowest snapshot of an entry whose directory is gone or whose files are known to be damaged.
@@ -160,13 +172,29 @@ func (c *Checker) LowestUnusable(ctx context.Context, e imagepin.Entry) (lowest 
 
 // lowestUnusable returns the chain ID of the lowest snapshot of an entry that is unusable, and why. It returns "" if nothing is known.
 func (c *Checker) lowestUnusable(ctx context.Context, e imagepin.Entry, all family.Family) (lowest digest.Digest, why string, _ error) {
-	for _, name := range all.Chain(e.ChainID.String()) {
+	for _, name := range c.chainOf(ctx, e, all) {
+		if _, ok := all[name]; !ok {
+			continue
+		}
 		why, err := c.unusable(ctx, store.Snapshot{Snapshotter: e.Target.Snapshotter, ChainID: digest.Digest(name)})
 		if err != nil || why != "" {
 			return digest.Digest(name), why, err
 		}
 	}
 	return "", "", nil
+}
+
+// chainOf returns the names of an entry's snapshots, lowest first. The highest ones may be gone: a removal that was interrupted has
+// removed them.
+func (c *Checker) chainOf(ctx context.Context, e imagepin.Entry, all family.Family) (names []string) {
+	l, err := blobs.LayersOf(ctx, c.config.Content, e)
+	if err != nil {
+		return all.Chain(e.ChainID.String())
+	}
+	for _, d := range l.ChainIDs {
+		names = append(names, d.String())
+	}
+	return names
 }
 
 // isInUse reports whether a snapshot is that of a container, or of something else than a check or a sync.
@@ -199,4 +227,33 @@ func (c *Checker) collectSnapshot(ctx context.Context, sn store.Snapshot, refusa
 		return err
 	}
 	return refusal
+}
+
+// removeInterrupted removes the snapshots of unpacks that were committed when the power was cut: containerd still has their record, and its
+// snapshotter has them under their new name, so no list has them. The lease of another tool's pull can keep them, and what they stand on.
+// listed are the snapshots that the list has.
+func (c *Checker) removeInterrupted(ctx context.Context, snapshotter string, listed family.Family) error {
+	all, err := c.config.Leases.List(ctx)
+	if err != nil {
+		return fmt.Errorf("list leases: %w", err)
+	}
+	sn := c.config.Snapshotter(snapshotter)
+	for _, l := range all {
+		held, err := c.config.Leases.ListResources(ctx, l)
+		if err != nil && !errdefs.IsNotFound(err) {
+			return fmt.Errorf("list what lease %s holds: %w", l.ID, err)
+		}
+		for _, r := range held {
+			if _, ok := listed[r.ID]; ok || r.Type != "snapshots/"+snapshotter || !strings.HasPrefix(r.ID, snapshots.UnpackKeyPrefix+"-") {
+				continue
+			}
+			if _, err := sn.Stat(ctx, r.ID); !errdefs.IsNotFound(err) {
+				continue
+			}
+			if err := sn.Remove(ctx, r.ID); err != nil && !errdefs.IsNotFound(err) {
+				return fmt.Errorf("remove snapshot %s: %w", r.ID, err)
+			}
+		}
+	}
+	return nil
 }

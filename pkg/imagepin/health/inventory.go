@@ -31,6 +31,7 @@ const snapshotRefPrefix = "containerd.io/gc.ref.snapshot."
 // Inventory is the content and the snapshots of the node at one moment.
 type Inventory struct {
 	began       store.Mark
+	at          time.Time                    // when it began
 	blobs       map[digest.Digest][]string   // digest -> snapshotters in which the blob references a snapshot
 	snapshots   map[string]map[string]string // snapshotter -> committed name -> parent
 	damage      *noted
@@ -44,6 +45,7 @@ type Inventory struct {
 func (c *Checker) Inventory(ctx context.Context) (*Inventory, error) {
 	inv := &Inventory{
 		began:       c.config.Images.Mark(),
+		at:          time.Now(),
 		blobs:       make(map[digest.Digest][]string),
 		snapshots:   make(map[string]map[string]string),
 		damage:      &c.damage,

@@ -40,7 +40,7 @@ type adopter struct {
 func (a *adopter) adoptAll(ctx context.Context, unknown []images.Image, have *health.Inventory) error {
 	has := a.unanswered.inInventory(ctx, have)
 	look := newLook(blobcache.New(a.config.Content))
-	late, err := a.unmarked.isLate()
+	late, err := a.unmarked.atStart()
 	if err != nil {
 		return err
 	}
@@ -52,15 +52,11 @@ func (a *adopter) adoptAll(ctx context.Context, unknown []images.Image, have *he
 			if len(entries) == 0 {
 				continue
 			}
-			adoptions = append(adoptions, store.Adoption{Image: img, Entries: entries})
-			if !late {
-				continue // hide looks at all
-			}
-			found, err := a.unmarked.lateOlder(ctx, img, entries)
+			found, err := late(ctx, img, entries)
 			if err != nil {
 				return err
 			}
-			older = append(older, found...)
+			adoptions, older = append(adoptions, store.Adoption{Image: img, Entries: entries}), append(older, found...)
 		}
 		if len(adoptions) == 0 {
 			continue
@@ -70,7 +66,9 @@ func (a *adopter) adoptAll(ctx context.Context, unknown []images.Image, have *he
 			return err
 		}
 		failpoint.Reach("adopt.recorded")
-		if err := a.unmarked.hideLate(ctx, older); err != nil {
+		hidden, err := a.unmarked.hideLate(ctx, older)
+		a.unmarked.verifyLate(ctx, hidden)
+		if err != nil {
 			return err
 		}
 	}
@@ -113,7 +111,11 @@ func eachAlone[I any](ctx context.Context, all []I, adopt func(I) (name string, 
 // adoptEach is adoptAll while calls are served, when images may change after they were listed.
 func (a *adopter) adoptEach(ctx context.Context, unknown []images.Image, have *health.Inventory) error {
 	has := a.unanswered.inInventory(ctx, have)
-	return eachAlone(ctx, unknown, func(img images.Image) (string, error) { return img.Name, a.adoptNow(ctx, img, has) })
+	late, err := a.unmarked.atStart()
+	if err != nil {
+		return err
+	}
+	return eachAlone(ctx, unknown, func(img images.Image) (string, error) { return img.Name, a.adoptNow(ctx, img, has, late) })
 }
 
 // adoptTries is how often an image is looked at again because a part of it was removed while it was adopted.
@@ -121,9 +123,9 @@ const adoptTries = 3
 
 // adoptNow adopts an image while others may remove it or its snapshot. It ignores an image that lacks a part, which may be
 // a layer that is not looked at before: the image must not block others.
-func (a *adopter) adoptNow(ctx context.Context, img images.Image, has hasSnapshot) error {
+func (a *adopter) adoptNow(ctx context.Context, img images.Image, has hasSnapshot, late lateFunc) error {
 	for range adoptTries {
-		if done, err := a.adoptOnce(ctx, img, has); done || err != nil {
+		if done, err := a.adoptOnce(ctx, img, has, late); done || err != nil {
 			return err
 		}
 		has = a.unanswered.onNode(ctx) // what was found before is gone
@@ -134,7 +136,7 @@ func (a *adopter) adoptNow(ctx context.Context, img images.Image, has hasSnapsho
 
 // adoptOnce adds an image to a lease, checks it again, and then records it. done is false if a part of it is gone: if that
 // is the snapshot, the image is to be unpacked again.
-func (a *adopter) adoptOnce(ctx context.Context, img images.Image, has hasSnapshot) (done bool, _ error) {
+func (a *adopter) adoptOnce(ctx context.Context, img images.Image, has hasSnapshot, late lateFunc) (done bool, _ error) {
 	entries := a.adopt(ctx, img, newLook(a.config.Content), has)
 	if len(entries) == 0 {
 		return true, nil
@@ -143,7 +145,8 @@ func (a *adopter) adoptOnce(ctx context.Context, img images.Image, has hasSnapsh
 	defer stop(nil)
 	limit := time.AfterFunc(a.unanswered.timeout, func() { stop(errSilent) })
 	defer limit.Stop()
-	older, err := a.unmarked.lateOlder(checked, img, entries)
+	var hidden []imagepin.Entry
+	suspected, err := late(checked, img, entries)
 	if err == nil {
 		err = a.config.Maker.WithLease(checked, entries, func(ctx context.Context) error {
 			limit.Stop() // the snapshotters have responded
@@ -154,12 +157,14 @@ func (a *adopter) adoptOnce(ctx context.Context, img images.Image, has hasSnapsh
 				return err
 			}
 			failpoint.Reach("adopt.recorded")
-			if err := a.unmarked.hideLate(ctx, older); err != nil {
+			var err error
+			if hidden, err = a.unmarked.hideLate(ctx, suspected); err != nil {
 				return err
 			}
 			return a.config.Retained.Sync(ctx, img.Target.Digest)
 		})
 	}
+	a.unmarked.verifyLate(ctx, hidden)
 	if err == nil || !errors.Is(context.Cause(checked), errSilent) {
 		return done, err
 	}
@@ -267,7 +272,7 @@ func (a *adopter) snapshotCommitted(ctx context.Context, p snapshot) error {
 		case err != nil:
 			failed = errors.Join(failed, err)
 		default:
-			failed = errors.Join(failed, a.adoptNow(ctx, img, a.unanswered.onNode(ctx)))
+			failed = errors.Join(failed, a.adoptNow(ctx, img, a.unanswered.onNode(ctx), a.unmarked.lateSuspected))
 		}
 	}
 	return failed

@@ -83,7 +83,12 @@ func layer(t *testing.T, files map[string]string) []byte {
 
 func newFilesNode(t *testing.T, kind string) *filesNode {
 	t.Helper()
-	n := ctdtest.NewOf(t, kinds[kind], "first")
+	return newFilesNodeOf(t, kinds[kind])
+}
+
+func newFilesNodeOf(t *testing.T, open func(root string) (snapshots.Snapshotter, error)) *filesNode {
+	t.Helper()
+	n := ctdtest.NewOf(t, open, "first")
 	runtimes, err := runtimeplatform.New("runc", []runtimeplatform.Handler{{Name: "runc", Snapshotter: "first"}},
 		runtimeplatform.Host{Spec: platforms.MustParse("linux/amd64")})
 	noError(t, err)
@@ -119,10 +124,12 @@ func (d *filesNode) start(t *testing.T, runtimes *runtimeplatform.Set) {
 	d.config.Replacer = d.replacer
 	loaded, err := d.load(d.ctx)
 	noError(t, err)
+	d.suspect(loaded.have)
 	noError(t, d.adopter.adoptAll(d.ctx, loaded.unaccounted, loaded.have))
 	hidden, err := d.unmarked.hide(d.ctx)
 	noError(t, err)
 	d.unmarked.add(slices.Concat(loaded.unmarked, hidden)...)
+	d.suspect(loaded.have)
 }
 
 // applying is a maker that unpacks with containerd.

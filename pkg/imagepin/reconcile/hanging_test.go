@@ -205,6 +205,10 @@ func TestListingWithHangingSnapshotter(t *testing.T) {
 			}
 			close(h.responds)
 			receive(t, h.adopted)
+			// Its files are compared first.
+			for deadline := time.Now().Add(10 * time.Second); len(h.store.ByRef(goodRef)) < 2 && time.Now().Before(deadline); {
+				time.Sleep(time.Millisecond)
+			}
 			h.wantTargets(t, goodRef, 2)
 		})
 	}

@@ -179,6 +179,8 @@ type Reconciler struct {
 	repairs   *repairs
 	orphans   *orphans
 	leftovers *leftovers
+	// served is whether Run has called ready. Only Run uses it.
+	served bool
 	// unmarked are compared with their layers before they are ready.
 	unmarked *unmarked
 	// unanswered are the snapshots about which their snapshotters have to be asked again.
@@ -240,6 +242,7 @@ func (r *Reconciler) Run(ctx context.Context, ready func()) (err error) {
 	if err != nil {
 		return err
 	}
+	r.suspect(found.have)
 	if first {
 		err = r.adopter.adoptAll(ctx, found.unaccounted, found.have)
 	} else {
@@ -260,6 +263,8 @@ func (r *Reconciler) Run(ctx context.Context, ready func()) (err error) {
 		return err
 	}
 	r.unmarked.add(slices.Concat(found.unmarked, hidden)...)
+	r.suspect(found.have)
+	r.served = true
 	ready()
 	r.repairs.owned.Go(func() { r.unmarked.run(ctx) })
 	r.repairs.owned.Go(func() {
@@ -297,6 +302,18 @@ func (r *Reconciler) Run(ctx context.Context, ready func()) (err error) {
 			do(ctx)
 		}
 	}
+}
+
+// suspect makes the snapshots suspects that no key in the index needs. Those that are made when calls are served are none.
+func (r *Reconciler) suspect(have *health.Inventory) {
+	if r.served {
+		return
+	}
+	var ready []imagepin.Entry
+	for _, img := range r.config.Store.Images() {
+		ready = append(ready, img.Entries...)
+	}
+	r.config.Checker.SuspectAllBut(have, ready)
 }
 
 // handleEvent reconciles the current state of the object of an event. It logs errors, and the object is checked again
@@ -397,7 +414,7 @@ func (r *Reconciler) adoptUnpacked(ctx context.Context, name string) error {
 	if why, err := r.adopter.unadopted(ctx, *unknown, has); why != "" || err != nil {
 		return err // imagepin check reports why
 	}
-	return r.adopter.adoptNow(ctx, *unknown, has)
+	return r.adopter.adoptNow(ctx, *unknown, has, r.unmarked.lateSuspected)
 }
 
 // syncRecord updates the keys of an image record, or adopts it.
@@ -406,7 +423,7 @@ func (r *Reconciler) syncRecord(ctx context.Context, name string) error {
 	if unknown == nil || err != nil {
 		return err
 	}
-	return r.adopter.adoptNow(ctx, *unknown, r.unanswered.onNode(ctx))
+	return r.adopter.adoptNow(ctx, *unknown, r.unanswered.onNode(ctx), r.unmarked.lateSuspected)
 }
 
 // sync updates the keys of an image record. It returns the record, and notes its image, if it has no key.

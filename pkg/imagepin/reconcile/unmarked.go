@@ -108,17 +108,46 @@ func (u *unmarked) hide(ctx context.Context) (hidden []imagepin.Entry, _ error) 
 	return hidden, nil
 }
 
-// isLate reports whether all images of earlier boots are compared.
-func (u *unmarked) isLate() (bool, error) {
+// lateFunc returns those of the entries of an image that have to be compared after they are adopted.
+type lateFunc func(ctx context.Context, img images.Image, entries []imagepin.Entry) ([]imagepin.Entry, error)
+
+// atStart returns the lateFunc for what is adopted before calls are served. It returns none while not all images of earlier boots are
+// compared: hide looks at all.
+func (u *unmarked) atStart() (lateFunc, error) {
+	none := func(context.Context, images.Image, []imagepin.Entry) ([]imagepin.Entry, error) { return nil, nil }
 	if u.config.Boot == nil {
-		return false, nil
+		return none, nil
 	}
-	return u.config.Boot.Compared()
+	if compared, err := u.config.Boot.Compared(); err != nil || !compared {
+		return none, err
+	}
+	return u.lateOlder, nil
 }
 
-// lateOlder returns those of the entries of an image, which is adopted when all others are compared, whose snapshots are older than the
-// running boot: their snapshotter did not answer before, or their runtime handler is new. It notes that they are not compared yet. What
-// another tool pulls while the node runs is not older.
+// lateSuspected is the lateFunc while calls are served. It returns the entries that stand on a suspect, see
+// [health.Checker.SuspectAllBut], or those that are older than the running boot.
+func (u *unmarked) lateSuspected(ctx context.Context, img images.Image, entries []imagepin.Entry) (all []imagepin.Entry, _ error) {
+	for _, e := range entries {
+		suspected, err := u.config.Checker.Suspected(ctx, e)
+		if err != nil {
+			return nil, err
+		}
+		if suspected {
+			all = append(all, e)
+		}
+	}
+	switch {
+	case len(all) == 0:
+		return u.lateOlder(ctx, img, entries)
+	case u.config.Boot == nil:
+		return all, nil
+	}
+	return all, u.config.Boot.ForgetCompared()
+}
+
+// lateOlder is the lateFunc for images that are adopted when all others are compared. It returns the entries whose snapshots are older
+// than the running boot: their snapshotter did not answer before, or their runtime handler is new. It notes that they are not compared
+// yet. What another tool pulls while the node runs is not older.
 func (u *unmarked) lateOlder(ctx context.Context, img images.Image, entries []imagepin.Entry) (older []imagepin.Entry, _ error) {
 	if u.config.Boot == nil || !u.config.Boot.Before(img.CreatedAt) {
 		return nil, nil
@@ -144,22 +173,27 @@ func (u *unmarked) lateOlder(ctx context.Context, img images.Image, entries []im
 	return older, u.config.Boot.ForgetCompared()
 }
 
-// hideLate hides keys that were just adopted, and queues their verification, which compares their files.
-func (u *unmarked) hideLate(ctx context.Context, older []imagepin.Entry) error {
-	for _, e := range older {
+// hideLate removes keys that were just adopted from the index, and returns them for verifyLate.
+func (u *unmarked) hideLate(ctx context.Context, adopted []imagepin.Entry) (hidden []imagepin.Entry, _ error) {
+	for _, e := range adopted {
 		now, seen, ok := u.config.Store.See(e.Key)
 		if !ok || now.Durable != "" {
 			continue
 		}
 		evicted, err := u.config.Store.EvictSeen(ctx, seen, unmarkedReason)
 		if err != nil {
-			return err
+			return hidden, err
 		}
 		if evicted {
-			u.verify(ctx, health.Loss{Reason: unmarkedReason, Unverified: true}, now)
+			hidden = append(hidden, now)
 		}
 	}
-	return nil
+	return hidden, nil
+}
+
+// verifyLate queues the verification of keys that hideLate has hidden, which compares their files, until ctx ends.
+func (u *unmarked) verifyLate(ctx context.Context, hidden []imagepin.Entry) {
+	u.verify(ctx, health.Loss{Reason: unmarkedReason, Unverified: true}, hidden...)
 }
 
 func snapshotOfEntry(e imagepin.Entry) store.Snapshot {
@@ -168,7 +202,6 @@ func snapshotOfEntry(e imagepin.Entry) store.Snapshot {
 
 // add queues entries.
 func (u *unmarked) add(entries ...imagepin.Entry) {
-	u.config.Checker.Suspect(len(entries) > 0)
 	u.waiting.Store(len(entries) > 0)
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -208,7 +241,6 @@ func (u *unmarked) wait(ctx context.Context, of func(imagepin.Entry) bool) error
 
 // run compares all pending images, and then records that all are. It ends with ctx, and lets calls continue then.
 func (u *unmarked) run(ctx context.Context) {
-	defer u.config.Checker.Suspect(false)
 	all := true
 	for {
 		u.mu.Lock()
