@@ -64,13 +64,24 @@ func (c *Checker) SnapshotDamage(ctx context.Context, e imagepin.Entry) (why str
 	return "", nil
 }
 
-// differs describes the damage that CompareFiles finds. It returns "" if that finds none, or if a snapshot is removed meanwhile.
+// differs describes the damage that CompareFiles finds, or a directory that is gone. It returns "" if there is none, or if a snapshot is
+// removed meanwhile.
 func (c *Checker) differs(ctx context.Context, e imagepin.Entry, deep bool) (why string, _ error) {
 	result, err := c.CompareFiles(ctx, e, deep)
-	if errdefs.IsNotFound(err) || err == nil && result.State != layerfiles.Damaged {
+	switch {
+	case errdefs.IsNotFound(err) || err == nil && result.State != layerfiles.Damaged:
 		return "", nil
+	case err == nil || ctx.Err() != nil:
+		return result.Why, err
 	}
-	return result.Why, err
+	lerr := lease.With(ctx, c.config.Leases, lease.Use, func(ctx context.Context) (merr error) {
+		why, merr = c.MissingDirectory(ctx, snapshotOf(e))
+		return merr
+	})
+	if lerr != nil || why == "" {
+		return "", err
+	}
+	return why, nil
 }
 
 // KnownDamage is [Checker.SnapshotDamage] that reads no files.
@@ -305,6 +316,9 @@ func (c *chain) mounted(ctx context.Context, tree *layerfiles.Tree, n int, mount
 // directory compares a directory with a tree.
 func (c *chain) directory(ctx context.Context, tree *layerfiles.Tree, n int, dir string, extra func(path string) bool) error {
 	level := c.level(n)
+	if gone(dir) {
+		return c.damaged(ctx, n, fmt.Sprintf("snapshot %s: its directory %s is gone", level.ChainID, dir))
+	}
 	if info, err := os.Lstat(dir); err != nil || !info.IsDir() || !filepath.IsAbs(dir) {
 		c.done[level] = Comparison{layerfiles.Unverified, "its directory " + dir + " cannot be read"}
 		return nil

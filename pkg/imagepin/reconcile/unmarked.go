@@ -299,9 +299,9 @@ func (u *unmarked) compare(ctx context.Context, c *comparison) (done bool) {
 	}
 	entry := log.G(ctx).WithField("snapshotter", c.snapshot.Snapshotter).WithField("snapshot", c.snapshot.ChainID)
 	switch {
-	case err != nil:
-		found = health.Comparison{Why: err.Error()}
-		entry.WithError(err).Warn("cannot compare the files of an image after a boot")
+	case err != nil: // for example, a directory is gone
+		entry.WithError(err).Warn("cannot compare the files of an image after a boot, verifying it again")
+		return u.verify(ctx, health.Loss{Reason: unmarkedReason, Unverified: true}, c.entries...)
 	case found.State == layerfiles.Unverified:
 		entry.Warnf("the files of an image are unverified after a boot: %s", found.Why)
 	}

@@ -229,6 +229,35 @@ func TestUnmarkedUnverified(t *testing.T) {
 	}
 }
 
+// TestUnmarkedWithoutDirectory checks that an image is not offered if the directory of a snapshot is gone, the highest one or another one.
+func TestUnmarkedWithoutDirectory(t *testing.T) {
+	for name, top := range map[string]bool{"highest": true, "lowest": false} {
+		t.Run(name, func(t *testing.T) {
+			d := newFilesNode(t, "overlayfs")
+			chainID := d.base
+			if top {
+				chainID = d.images[0].ChainID
+			}
+			noError(t, os.RemoveAll(filepath.Dir(d.directory(t, chainID))))
+			queued := d.reboot(t, &fakeBoot{id: "second", began: time.Now().Add(time.Hour)})
+			d.unmarked.run(d.ctx)
+			want := []string{tagB}
+			if !top {
+				want = nil
+			}
+			if got := d.offered(); !slices.Equal(got, want) {
+				t.Errorf("%q are offered, want %q", got, want)
+			}
+			for _, loss := range *queued {
+				if done, err := d.repairs.repairKey(d.ctx, loss); err != nil || done != Unpacked {
+					t.Errorf("repair of %s: got %s, %v, want %s", loss.Entry.Ref, done, err, Unpacked)
+				}
+			}
+			d.wantIntact(t)
+		})
+	}
+}
+
 // TestUnmarkedOfThisBoot checks that images of the running boot, and all after a comparison, are offered at once.
 func TestUnmarkedOfThisBoot(t *testing.T) {
 	d := newFilesNode(t, "overlayfs")
