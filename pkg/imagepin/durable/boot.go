@@ -14,9 +14,6 @@ import (
 // bootIDFile has a random ID of the running boot, see random(4).
 const bootIDFile = "/proc/sys/kernel/random/boot_id"
 
-// none is what Boots has in place of a boot ID.
-const none = "none"
-
 // BootID returns the ID of the running boot. It is empty if the system has none.
 func BootID() string {
 	b, err := os.ReadFile(bootIDFile)
@@ -57,17 +54,7 @@ func (b Boots) last() (string, error) {
 }
 
 // Settle notes that it is done in the running boot.
-func (b Boots) Settle() error { return b.write(BootID()) }
-
-// Unsettle notes that it has to be done again in the running boot. Ever stays true.
-func (b Boots) Unsettle() error {
-	if ever, err := b.Ever(); err != nil || !ever {
-		return err
-	}
-	return b.write(none)
-}
-
-func (b Boots) write(id string) error {
+func (b Boots) Settle() error {
 	if err := os.MkdirAll(filepath.Dir(b.path), 0o700); err != nil {
 		return fmt.Errorf("note the ID of the boot: %w", err)
 	}
@@ -75,7 +62,7 @@ func (b Boots) write(id string) error {
 	if err != nil {
 		return fmt.Errorf("note the ID of the boot: %w", err)
 	}
-	if _, err := f.Write([]byte(id)); err != nil {
+	if _, err := f.Write([]byte(BootID())); err != nil {
 		return fmt.Errorf("note the ID of the boot: %w", errors.Join(err, f.Cancel()))
 	}
 	if err := f.Close(); err != nil {

@@ -38,6 +38,9 @@ func (c *Checker) CompareFiles(ctx context.Context, e imagepin.Entry, deep bool)
 	}
 	err := lease.With(ctx, c.config.Leases, lease.Use, func(ctx context.Context) (err error) {
 		result, err = c.comparing(deep, nil).entry(ctx, e)
+		if err == nil && result.State != layerfiles.Damaged {
+			err = c.trust(ctx, e)
+		}
 		return err
 	})
 	return result, err
@@ -50,18 +53,16 @@ func (c *Checker) SnapshotDamage(ctx context.Context, e imagepin.Entry) (why str
 	if err != nil || why != "" {
 		return why, err
 	}
-	if suspected, err := c.Suspected(ctx, e); err != nil {
-		return "", err
-	} else if suspected {
-		return c.differs(ctx, e, false)
-	}
 	for _, d := range c.config.Images.Damaged() {
 		if e.ChainID == "" || snapshotOf(d.Entry) != snapshotOf(e) || d.DamagedAt.IsZero() {
 			continue
 		}
 		return c.differs(ctx, e, true)
 	}
-	return "", nil
+	if suspected, err := c.Suspected(ctx, e); err != nil || !suspected {
+		return "", err
+	}
+	return c.differs(ctx, e, false)
 }
 
 // differs describes the damage that CompareFiles finds, or a directory that is gone. It returns "" if there is none, or if a snapshot is
@@ -337,7 +338,6 @@ func (c *chain) directory(ctx context.Context, tree *layerfiles.Tree, n int, dir
 	case layerfiles.Unverified:
 		c.done[level] = Comparison{layerfiles.Unverified, result.Reason}
 	default:
-		c.checker.suspects.trust(level)
 		c.done[level] = Comparison{State: layerfiles.Intact}
 	}
 	return nil

@@ -107,7 +107,15 @@ func (c *Checker) RemoveUnusable(ctx context.Context, e imagepin.Entry) error {
 		return fmt.Errorf("label snapshot %s: %w", lowest, err)
 	}
 	for _, n := range all.WithDescendants(lowest.String()) {
-		if isInUse(all[n]) && !c.suspects.isAbandoned(all[n]) {
+		if c.suspects.isAbandoned(all[n]) {
+			if err := snapshotter.Remove(ctx, n); err != nil && !errdefs.IsNotFound(err) {
+				return fmt.Errorf("remove snapshot %s: %w", n, err)
+			}
+			delete(all, n)
+		}
+	}
+	for _, n := range all.WithDescendants(lowest.String()) {
+		if isInUse(all[n]) {
 			return fmt.Errorf("%s, and container %s uses it: repair the image again when its containers are removed: %w", why, n, errdefs.ErrFailedPrecondition)
 		}
 	}

@@ -23,8 +23,8 @@ type suspects struct {
 	began time.Time       // when the list began
 	known map[string]bool // the snapshotters that were listed; the suspects of others are those that are older than the list
 	all   map[store.Snapshot]bool
-	// intact are the snapshots that were compared. A snapshot that is unpacked again has the same name.
-	intact map[store.Snapshot]bool
+	// compared are those of other snapshotters that are no suspects any more.
+	compared map[store.Snapshot]bool
 }
 
 // SuspectAllBut makes the snapshots of a list suspects, except those of the images that are ready, and those below.
@@ -52,30 +52,47 @@ func (c *Checker) SuspectAllBut(have *Inventory, ready []imagepin.Entry) {
 	s := &c.suspects
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.began, s.known, s.all, s.intact = have.at, known, all, make(map[store.Snapshot]bool)
+	s.began, s.known, s.all, s.compared = have.at, known, all, make(map[store.Snapshot]bool)
 }
 
 // Suspected reports whether a snapshot of an image is a suspect, see [Checker.SuspectAllBut].
-func (c *Checker) Suspected(ctx context.Context, e imagepin.Entry) (bool, error) {
-	s := &c.suspects
-	if e.ChainID == "" || s.none(e.Target.Snapshotter) {
-		return false, nil
+func (c *Checker) Suspected(ctx context.Context, e imagepin.Entry) (found bool, err error) {
+	err = c.walkSuspects(ctx, e, func(store.Snapshot) (more bool) {
+		found = true
+		return false
+	})
+	return found, err
+}
+
+// trust notes that the files of an image were compared. Those that cannot be compared are no suspects any more: no other comparison would
+// find more.
+func (c *Checker) trust(ctx context.Context, e imagepin.Entry) error {
+	return c.walkSuspects(ctx, e, func(sn store.Snapshot) (more bool) {
+		c.suspects.trust(sn)
+		return true
+	})
+}
+
+// walkSuspects calls fn with the suspects of an image, highest first, until it returns false.
+func (c *Checker) walkSuspects(ctx context.Context, e imagepin.Entry, fn func(store.Snapshot) (more bool)) error {
+	if e.ChainID == "" || c.suspects.none(e.Target.Snapshotter) {
+		return nil
 	}
 	snapshotter := c.config.Snapshotter(e.Target.Snapshotter)
 	for name := e.ChainID.String(); name != ""; {
 		info, err := snapshotter.Stat(ctx, name)
 		if errdefs.IsNotFound(err) {
-			return false, nil
+			return nil
 		}
 		if err != nil {
-			return false, fmt.Errorf("look at snapshot %s in %s: %w", name, e.Target.Snapshotter, err)
+			return fmt.Errorf("look at snapshot %s in %s: %w", name, e.Target.Snapshotter, err)
 		}
-		if s.is(e.Target.Snapshotter, info) {
-			return true, nil
+		if c.suspects.is(e.Target.Snapshotter, info) && !fn(store.Snapshot{Snapshotter: e.Target.Snapshotter, ChainID: digest.Digest(name)}) {
+			return nil
 		}
 		name = info.Parent
 	}
-	return false, nil
+	return nil
 }
 
 // none reports whether a snapshotter has no suspect.
@@ -92,7 +109,7 @@ func (s *suspects) is(snapshotter string, info snapshots.Info) bool {
 	if s.known[snapshotter] {
 		return s.all[sn]
 	}
-	return !s.intact[sn] && info.Created.Before(s.began)
+	return !s.compared[sn] && info.Created.Before(s.began)
 }
 
 // isAbandoned reports whether a snapshot is of an unpack that began before the list. A lease of another tool's pull that has ended can keep
@@ -103,7 +120,7 @@ func (s *suspects) isAbandoned(info snapshots.Info) bool {
 	return strings.HasPrefix(info.Name, snapshots.UnpackKeyPrefix+"-") && info.Created.Before(s.began)
 }
 
-// trust notes that a snapshot is intact.
+// trust notes that a snapshot was compared.
 func (s *suspects) trust(sn store.Snapshot) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -112,6 +129,6 @@ func (s *suspects) trust(sn store.Snapshot) {
 	case s.known[sn.Snapshotter]:
 		delete(s.all, sn)
 	default:
-		s.intact[sn] = true
+		s.compared[sn] = true
 	}
 }

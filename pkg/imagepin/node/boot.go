@@ -55,9 +55,6 @@ func (b *boot) SetCompared() error {
 	return b.node.compared.Settle()
 }
 
-// ForgetCompared implements reconcile.Boot. It keeps that there was another boot.
-func (b *boot) ForgetCompared() error { return b.node.compared.Unsettle() }
-
 // Older implements reconcile.Boot. After another boot, everything without a mark is older: clocks go wrong. Without a record of a boot,
 // an earlier release may have made it in this one.
 func (b *boot) Older(at time.Time) bool {

@@ -46,17 +46,10 @@ func (a *adopter) adoptAll(ctx context.Context, unknown []images.Image, have *he
 	}
 	for batch := range slices.Chunk(unknown, adoptBatch) {
 		var adoptions []store.Adoption
-		var older []imagepin.Entry
 		for _, img := range batch {
-			entries := a.adopt(ctx, img, look, has)
-			if len(entries) == 0 {
-				continue
+			if entries := a.adopt(ctx, img, look, has, late); len(entries) > 0 {
+				adoptions = append(adoptions, store.Adoption{Image: img, Entries: entries})
 			}
-			found, err := late(ctx, img, entries)
-			if err != nil {
-				return err
-			}
-			adoptions, older = append(adoptions, store.Adoption{Image: img, Entries: entries}), append(older, found...)
 		}
 		if len(adoptions) == 0 {
 			continue
@@ -66,11 +59,6 @@ func (a *adopter) adoptAll(ctx context.Context, unknown []images.Image, have *he
 			return err
 		}
 		failpoint.Reach("adopt.recorded")
-		hidden, err := a.unmarked.hideLate(ctx, older)
-		a.unmarked.verifyLate(ctx, hidden)
-		if err != nil {
-			return err
-		}
 	}
 	return ctx.Err()
 }
@@ -137,7 +125,7 @@ func (a *adopter) adoptNow(ctx context.Context, img images.Image, has hasSnapsho
 // adoptOnce adds an image to a lease, checks it again, and then records it. done is false if a part of it is gone: if that
 // is the snapshot, the image is to be unpacked again.
 func (a *adopter) adoptOnce(ctx context.Context, img images.Image, has hasSnapshot, late lateFunc) (done bool, _ error) {
-	entries := a.adopt(ctx, img, newLook(a.config.Content), has)
+	entries := a.adopt(ctx, img, newLook(a.config.Content), has, late)
 	if len(entries) == 0 {
 		return true, nil
 	}
@@ -145,26 +133,17 @@ func (a *adopter) adoptOnce(ctx context.Context, img images.Image, has hasSnapsh
 	defer stop(nil)
 	limit := time.AfterFunc(a.unanswered.timeout, func() { stop(errSilent) })
 	defer limit.Stop()
-	var hidden []imagepin.Entry
-	suspected, err := late(checked, img, entries)
-	if err == nil {
-		err = a.config.Maker.WithLease(checked, entries, func(ctx context.Context) error {
-			limit.Stop() // the snapshotters have responded
-			done = true
-			failpoint.Reach("adopt.found")
-			a.config.Store.MarkUnsynced(img, entries...)
-			if _, err := a.config.Store.Adopt(ctx, store.Adoption{Image: img, Entries: entries}); err != nil {
-				return err
-			}
-			failpoint.Reach("adopt.recorded")
-			var err error
-			if hidden, err = a.unmarked.hideLate(ctx, suspected); err != nil {
-				return err
-			}
-			return a.config.Retained.Sync(ctx, img.Target.Digest)
-		})
-	}
-	a.unmarked.verifyLate(ctx, hidden)
+	err := a.config.Maker.WithLease(checked, entries, func(ctx context.Context) error {
+		limit.Stop() // the snapshotters have responded
+		done = true
+		failpoint.Reach("adopt.found")
+		a.config.Store.MarkUnsynced(img, entries...)
+		if _, err := a.config.Store.Adopt(ctx, store.Adoption{Image: img, Entries: entries}); err != nil {
+			return err
+		}
+		failpoint.Reach("adopt.recorded")
+		return a.config.Retained.Sync(ctx, img.Target.Digest)
+	})
 	if err == nil || !errors.Is(context.Cause(checked), errSilent) {
 		return done, err
 	}
@@ -177,9 +156,9 @@ func (a *adopter) adoptOnce(ctx context.Context, img images.Image, has hasSnapsh
 
 // adopt returns the entries of the targets that an image is unpacked for. If it is not unpacked for the default target
 // but can be, adopt queues that, because stock containerd starts it there. It does not return a target whose snapshot is known to be
-// damaged. Images that cannot be read or recorded are logged and ignored, so that they do not block the adoption of others and the start
-// of the CRI.
-func (a *adopter) adopt(ctx context.Context, img images.Image, look *look, has hasSnapshot) []imagepin.Entry {
+// damaged, or has to be compared first. Images that cannot be read or recorded are logged and ignored, so that they do not block the
+// adoption of others and the start of the CRI.
+func (a *adopter) adopt(ctx context.Context, img images.Image, look *look, has hasSnapshot, late lateFunc) []imagepin.Entry {
 	ref, err := adoptable(img)
 	if err != nil {
 		return nil
@@ -197,7 +176,7 @@ func (a *adopter) adopt(ctx context.Context, img images.Image, look *look, has h
 			entry.WithError(err).Warn("cannot check whether image is unpacked")
 		}
 		if unpacked {
-			if !a.repairDamaged(ctx, img, e) {
+			if !a.repairDamaged(ctx, img, e) && !a.compareLate(ctx, img, e, late) {
 				entries = append(entries, e)
 			}
 			continue
@@ -221,6 +200,34 @@ func (a *adopter) repairDamaged(ctx context.Context, img images.Image, e imagepi
 	}
 	a.repairs.add(ctx, health.Loss{Entry: e, Reason: why, DamagedFiles: true, Record: img.Name})
 	return true
+}
+
+// compareLate queues the comparison of an image if that is late, unless its key is ready: it is adopted when that has succeeded.
+func (a *adopter) compareLate(ctx context.Context, img images.Image, e imagepin.Entry, late lateFunc) (queued bool) {
+	if e.ChainID == "" {
+		return false
+	}
+	if now, ok := a.config.Store.Get(e.Key); ok && now.Manifest == e.Manifest {
+		return false
+	}
+	err := a.unanswered.ask(ctx, snapshotOf(e.Target.Snapshotter, e.ChainID), func(ctx context.Context) (err error) {
+		queued, err = late(ctx, e)
+		return err
+	})
+	switch {
+	case errdefs.IsNotFound(err):
+		return false // the lease of the adoption finds that too
+	case errors.Is(err, errSilent):
+		a.await(img, e)
+		return true // it is asked again
+	case err != nil:
+		log.G(ctx).WithError(err).WithField("image", img.Name).Warn("cannot find whether an image is older than the boot, comparing its files")
+		queued = true
+	}
+	if queued {
+		a.repairs.add(ctx, health.Loss{Entry: e, Reason: unmarkedReason, Unverified: true, Record: img.Name})
+	}
+	return queued
 }
 
 // await notes that an image can be adopted for the target of an entry when its snapshot is found.
@@ -272,7 +279,7 @@ func (a *adopter) snapshotCommitted(ctx context.Context, p snapshot) error {
 		case err != nil:
 			failed = errors.Join(failed, err)
 		default:
-			failed = errors.Join(failed, a.adoptNow(ctx, img, a.unanswered.onNode(ctx), a.unmarked.lateSuspected))
+			failed = errors.Join(failed, a.adoptNow(ctx, img, a.unanswered.onNode(ctx), a.unmarked.late))
 		}
 	}
 	return failed

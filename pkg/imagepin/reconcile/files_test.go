@@ -48,6 +48,9 @@ type filesNode struct {
 	boot   *fakeBoot             // may be nil
 	// damaged gets the keys that are damaged or have to be verified after the boot. It may be nil: they are repaired.
 	damaged func(context.Context, ...health.Loss)
+	// held keeps the repairs of the next start in queue, which does not run.
+	held  bool
+	queue *queue
 	// replacer may be nil.
 	replacer Replacer
 }
@@ -122,6 +125,10 @@ func (d *filesNode) start(t *testing.T, runtimes *runtimeplatform.Set) {
 		d.config.Boot, d.unmarked.damaged = d.boot, d.damaged
 	}
 	d.config.Replacer = d.replacer
+	if d.held {
+		d.queue = &queue{repairs: d.repairs, keys: make(map[imagepin.Key]losses), more: make(chan struct{}, 1)}
+		d.repairs.queues[queueName{snapshotter: "first"}] = d.queue
+	}
 	loaded, err := d.load(d.ctx)
 	noError(t, err)
 	d.suspect(loaded.have)

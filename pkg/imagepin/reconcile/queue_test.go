@@ -90,7 +90,7 @@ func TestAdoptionErrorIsBounded(t *testing.T) {
 	blobs := ctdtest.Blobs{}
 	manifest := blobs.Add(ocispec.MediaTypeImageManifest, []byte(`{"schemaVersion":`+strings.Repeat("9", 1<<20)+`}`))
 	d.Write(ctx, t, blobs)
-	if got := d.adopter.adopt(withLog(ctx, &out), images.Image{Name: badRef, Target: manifest}, newLook(d.config.Content), nil); len(got) > 0 {
+	if got := d.adopter.adopt(withLog(ctx, &out), images.Image{Name: badRef, Target: manifest}, newLook(d.config.Content), nil, nil); len(got) > 0 {
 		t.Errorf("got entries %+v, want none", got)
 	}
 	if out.Len() > 4<<10 || !strings.Contains(out.String(), "bytes cut") {

@@ -414,7 +414,7 @@ func (r *Reconciler) adoptUnpacked(ctx context.Context, name string) error {
 	if why, err := r.adopter.unadopted(ctx, *unknown, has); why != "" || err != nil {
 		return err // imagepin check reports why
 	}
-	return r.adopter.adoptNow(ctx, *unknown, has, r.unmarked.lateSuspected)
+	return r.adopter.adoptNow(ctx, *unknown, has, r.unmarked.late)
 }
 
 // syncRecord updates the keys of an image record, or adopts it.
@@ -423,7 +423,7 @@ func (r *Reconciler) syncRecord(ctx context.Context, name string) error {
 	if unknown == nil || err != nil {
 		return err
 	}
-	return r.adopter.adoptNow(ctx, *unknown, r.unanswered.onNode(ctx), r.unmarked.lateSuspected)
+	return r.adopter.adoptNow(ctx, *unknown, r.unanswered.onNode(ctx), r.unmarked.late)
 }
 
 // sync updates the keys of an image record. It returns the record, and notes its image, if it has no key.

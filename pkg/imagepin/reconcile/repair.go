@@ -1,6 +1,7 @@
 package reconcile
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -253,7 +254,7 @@ func (r repairer) verify(ctx context.Context, loss health.Loss) (_ health.Loss, 
 	err = r.config.Maker.WithLease(ctx, []imagepin.Entry{loss.Entry}, func(ctx context.Context) (err error) {
 		e := loss.Entry
 		e.Durable = "" // another tool may have unpacked it again
-		recorded, err = r.config.Store.PutIf(ctx, e, e.Record)
+		recorded, err = r.config.Store.PutIf(ctx, e, cmp.Or(loss.Record, e.Record))
 		return err
 	})
 	if recorded && err == nil {
@@ -346,10 +347,7 @@ func (r repairer) unpack(ctx context.Context, loss health.Loss) (restored bool, 
 		}
 		defer unlock()
 	}
-	witness := loss.Record
-	if witness == "" {
-		witness = loss.Entry.Record
-	}
+	witness := cmp.Or(loss.Record, loss.Entry.Record)
 	err := r.config.Maker.Unpack(ctx, loss.Entry, func(ctx context.Context, e imagepin.Entry) (err error) {
 		failpoint.Reach("repair.unpacked")
 		if err := r.checkFiles(ctx, loss); err != nil {

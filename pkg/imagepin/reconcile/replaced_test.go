@@ -183,7 +183,7 @@ func TestAdoptedOnDamage(t *testing.T) {
 	noError(t, err)
 	q := &queue{repairs: d.repairs, keys: make(map[imagepin.Key]losses), more: make(chan struct{}, 1)} // that does not run
 	d.repairs.queues[queueName{snapshotter: "first"}] = q
-	noError(t, d.adopter.adoptNow(d.ctx, img, d.unanswered.onNode(d.ctx), d.unmarked.lateSuspected))
+	noError(t, d.adopter.adoptNow(d.ctx, img, d.unanswered.onNode(d.ctx), d.unmarked.late))
 	queued := q.take()
 	if got := d.store.ByRef(img.Name); len(got) > 0 || len(queued) != 1 {
 		t.Fatalf("offered %+v, queued %+v, want only a repair", got, queued)

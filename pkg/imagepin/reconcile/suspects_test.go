@@ -95,3 +95,48 @@ func TestInterruptedCommit(t *testing.T) {
 		})
 	}
 }
+
+// TestDeepDamageOfSuspect checks that damage which only a deep comparison finds is found on a suspect too.
+func TestDeepDamageOfSuspect(t *testing.T) {
+	d := newFilesNode(t, "overlayfs")
+	e := d.store.ByRef(tagA)[0]
+	path := filepath.Join(d.directory(t, e.ChainID), "etc/a")
+	info, err := os.Stat(path)
+	noError(t, err)
+	noError(t, os.WriteFile(path, []byte("y"), 0o755))
+	noError(t, os.Chtimes(path, info.ModTime(), info.ModTime()))
+	_, seen, ok := d.store.See(e.Key)
+	if !ok {
+		t.Fatal("the image is not ready")
+	}
+	_, err = d.store.EvictSeen(d.ctx, seen, "a deep check has found it")
+	noError(t, err)
+	_, err = d.store.MarkDamaged(d.ctx, e, "a deep check has found it")
+	noError(t, err)
+	d.held = true
+	d.start(t, d.config.Runtimes())
+	for range 2 {
+		if why, err := d.config.Checker.SnapshotDamage(d.ctx, e); err != nil || why == "" {
+			t.Errorf("got %q, %v, want the damage", why, err)
+		}
+	}
+}
+
+// TestSuspectWithoutLayers checks that a suspect that cannot be compared is looked at once.
+func TestSuspectWithoutLayers(t *testing.T) {
+	d := newFilesNode(t, "overlayfs")
+	a := d.store.ByRef(tagA)[0]
+	layers := d.layers[a.Manifest]
+	noError(t, d.Content.Delete(d.ctx, layers[0].Blob.Digest))
+	d.removeRecords(t)
+	d.start(t, d.config.Runtimes())
+	for i := range 2 {
+		clear(d.reads)
+		if why, err := d.config.Checker.SnapshotDamage(d.ctx, a); err != nil || why != "" {
+			t.Errorf("got %q, %v, want no damage", why, err)
+		}
+		if n := d.reads[layers[1].Blob.Digest]; i > 0 && n > 0 {
+			t.Errorf("%d more reads", n)
+		}
+	}
+}

@@ -9,7 +9,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/containerd/containerd/v2/core/images"
 	"github.com/containerd/errdefs"
 	"github.com/containerd/log"
 	"github.com/distribution/reference"
@@ -25,11 +24,9 @@ import (
 type Boot interface {
 	// ID is the ID of the running boot.
 	ID() string
-	// Compared reports whether all keys without a mark were compared in the running boot. SetCompared records that, and ForgetCompared
-	// that the next start has to compare them.
+	// Compared reports whether all keys without a mark were compared in the running boot. SetCompared records that.
 	Compared() (bool, error)
 	SetCompared() error
-	ForgetCompared() error
 	// Older reports whether a key that was made at a time can be older than the running boot. Before reports whether a time is before
 	// the boot by the node's clock.
 	Older(at time.Time) bool
@@ -108,92 +105,36 @@ func (u *unmarked) hide(ctx context.Context) (hidden []imagepin.Entry, _ error) 
 	return hidden, nil
 }
 
-// lateFunc returns those of the entries of an image that have to be compared after they are adopted.
-type lateFunc func(ctx context.Context, img images.Image, entries []imagepin.Entry) ([]imagepin.Entry, error)
+// lateFunc reports whether an image of another tool has to be compared before it is adopted, although all others are compared.
+type lateFunc func(ctx context.Context, e imagepin.Entry) (bool, error)
 
-// atStart returns the lateFunc for what is adopted before calls are served. It returns none while not all images of earlier boots are
-// compared: hide looks at all.
+// atStart returns the lateFunc before calls are served. While not all images of earlier boots are compared, none is late: hide looks at
+// all.
 func (u *unmarked) atStart() (lateFunc, error) {
-	none := func(context.Context, images.Image, []imagepin.Entry) ([]imagepin.Entry, error) { return nil, nil }
-	if u.config.Boot == nil {
-		return none, nil
+	if u.config.Boot != nil {
+		if compared, err := u.config.Boot.Compared(); err != nil || compared {
+			return u.older, err
+		}
 	}
-	if compared, err := u.config.Boot.Compared(); err != nil || !compared {
-		return none, err
-	}
-	return u.lateOlder, nil
+	return func(context.Context, imagepin.Entry) (bool, error) { return false, nil }, nil
 }
 
-// lateSuspected is the lateFunc while calls are served. It returns the entries that stand on a suspect, see
-// [health.Checker.SuspectAllBut], or those that are older than the running boot.
-func (u *unmarked) lateSuspected(ctx context.Context, img images.Image, entries []imagepin.Entry) (all []imagepin.Entry, _ error) {
-	for _, e := range entries {
-		suspected, err := u.config.Checker.Suspected(ctx, e)
-		if err != nil {
-			return nil, err
-		}
-		if suspected {
-			all = append(all, e)
-		}
+// late is the lateFunc while calls are served: an image that stands on a suspect is late, see [health.Checker.SuspectAllBut].
+func (u *unmarked) late(ctx context.Context, e imagepin.Entry) (bool, error) {
+	if suspected, err := u.config.Checker.Suspected(ctx, e); suspected || err != nil {
+		return suspected, err
 	}
-	switch {
-	case len(all) == 0:
-		return u.lateOlder(ctx, img, entries)
-	case u.config.Boot == nil:
-		return all, nil
-	}
-	return all, u.config.Boot.ForgetCompared()
+	return u.older(ctx, e)
 }
 
-// lateOlder is the lateFunc for images that are adopted when all others are compared. It returns the entries whose snapshots are older
-// than the running boot: their snapshotter did not answer before, or their runtime handler is new. It notes that they are not compared
-// yet. What another tool pulls while the node runs is not older.
-func (u *unmarked) lateOlder(ctx context.Context, img images.Image, entries []imagepin.Entry) (older []imagepin.Entry, _ error) {
-	if u.config.Boot == nil || !u.config.Boot.Before(img.CreatedAt) {
-		return nil, nil
+// older reports whether the highest snapshot of an image is older than the running boot: its snapshotter did not answer before, or its
+// runtime handler is new. What another tool pulls while the node runs is not older.
+func (u *unmarked) older(ctx context.Context, e imagepin.Entry) (bool, error) {
+	if u.config.Boot == nil || e.ChainID == "" {
+		return false, nil
 	}
-	for _, e := range entries {
-		if e.ChainID == "" {
-			continue
-		}
-		created, err := u.config.Checker.SnapshotCreated(ctx, snapshotOfEntry(e))
-		if errdefs.IsNotFound(err) {
-			continue
-		}
-		if err != nil {
-			return nil, err
-		}
-		if u.config.Boot.Before(created) {
-			older = append(older, e)
-		}
-	}
-	if len(older) == 0 {
-		return nil, nil
-	}
-	return older, u.config.Boot.ForgetCompared()
-}
-
-// hideLate removes keys that were just adopted from the index, and returns them for verifyLate.
-func (u *unmarked) hideLate(ctx context.Context, adopted []imagepin.Entry) (hidden []imagepin.Entry, _ error) {
-	for _, e := range adopted {
-		now, seen, ok := u.config.Store.See(e.Key)
-		if !ok || now.Durable != "" {
-			continue
-		}
-		evicted, err := u.config.Store.EvictSeen(ctx, seen, unmarkedReason)
-		if err != nil {
-			return hidden, err
-		}
-		if evicted {
-			hidden = append(hidden, now)
-		}
-	}
-	return hidden, nil
-}
-
-// verifyLate queues the verification of keys that hideLate has hidden, which compares their files, until ctx ends.
-func (u *unmarked) verifyLate(ctx context.Context, hidden []imagepin.Entry) {
-	u.verify(ctx, health.Loss{Reason: unmarkedReason, Unverified: true}, hidden...)
+	created, err := u.config.Checker.SnapshotCreated(ctx, snapshotOfEntry(e))
+	return err == nil && u.config.Boot.Before(created), err
 }
 
 func snapshotOfEntry(e imagepin.Entry) store.Snapshot {
