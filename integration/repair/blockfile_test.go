@@ -87,18 +87,14 @@ func truncateBlockfiles(r *testkit.Rig) {
 	if err != nil || len(all) == 0 {
 		r.T.Fatalf("snapshots: %q, %v", all, err)
 	}
-	n := 0
 	for _, path := range all {
 		mounts := []mount.Mount{{Type: "ext4", Source: path, Options: []string{"rw", "loop"}}}
 		err := mount.WithTempMount(r.Ctx, mounts, func(dir string) error {
-			n += r.TruncateAll(dir)
+			r.TruncateAll(dir)
 			return nil
 		})
 		if err != nil {
 			r.T.Fatal(err)
 		}
-	}
-	if n == 0 {
-		r.T.Fatal("no files were truncated")
 	}
 }

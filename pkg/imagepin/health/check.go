@@ -111,7 +111,8 @@ func (c *Checker) checkAgainst(ctx context.Context, have *Inventory) (Report, er
 	if _, err := have.CheckLayers(ctx, c.config.Content); err != nil {
 		return Report{}, err
 	}
-	waiting := make(map[imagepin.Key]bool) // before the records are listed, which then are ready or have the mark that they are damaged
+	// Before the records are listed: a key that is compared meanwhile is ready then, or its label says that it is damaged.
+	waiting := make(map[imagepin.Key]bool)
 	for _, d := range c.config.Images.Damaged() {
 		waiting[d.Key] = d.Waiting
 	}

@@ -91,8 +91,8 @@ func gone(path string) bool {
 }
 
 // RemoveUnusable removes the unusable snapshots of an entry: the lowest one whose directory is gone or whose files are damaged,
-// and all its descendants. If a container uses one of them, it removes nothing and returns ErrFailedPrecondition. It knows of
-// damaged files from earlier checks. The context must have a lease.
+// and all its descendants. If a container uses one of them, it removes at most what abandoned unpacks have left on them, and returns
+// ErrFailedPrecondition. It knows of damaged files from earlier checks. The context must have a lease.
 func (c *Checker) RemoveUnusable(ctx context.Context, e imagepin.Entry) error {
 	snapshotter := c.config.Snapshotter(e.Target.Snapshotter)
 	all, err := family.Of(ctx, snapshotter)

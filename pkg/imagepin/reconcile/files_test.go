@@ -120,7 +120,7 @@ func (d *filesNode) start(t *testing.T, runtimes *runtimeplatform.Set) {
 	config := storeConfig(d.Node, runtimes)
 	d.store = store.New(config)
 	d.Reconciler = reconcilerOf(d.Node, config, d.store)
-	d.config.Maker, d.config.Puller = applying{d}, unreachable()
+	d.config.Maker, d.config.Puller, d.config.Retained = applying{d}, unreachable(), make(syncs, 10)
 	if d.boot != nil {
 		d.config.Boot, d.unmarked.damaged = d.boot, d.damaged
 	}

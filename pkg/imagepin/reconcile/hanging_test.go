@@ -204,10 +204,8 @@ func TestListingWithHangingSnapshotter(t *testing.T) {
 				receive(t, h.adopted)
 			}
 			close(h.responds)
-			receive(t, h.adopted)
-			// Its files are compared first.
-			for deadline := time.Now().Add(10 * time.Second); len(h.store.ByRef(goodRef)) < 2 && time.Now().Before(deadline); {
-				time.Sleep(time.Millisecond)
+			for range 2 { // its files are compared before it is adopted for the second target
+				receive(t, h.adopted)
 			}
 			h.wantTargets(t, goodRef, 2)
 		})

@@ -254,7 +254,9 @@ func (r repairer) verify(ctx context.Context, loss health.Loss) (_ health.Loss, 
 	err = r.config.Maker.WithLease(ctx, []imagepin.Entry{loss.Entry}, func(ctx context.Context) (err error) {
 		e := loss.Entry
 		e.Durable = "" // another tool may have unpacked it again
-		recorded, err = r.config.Store.PutIf(ctx, e, cmp.Or(loss.Record, e.Record))
+		if recorded, err = r.config.Store.PutIf(ctx, e, cmp.Or(loss.Record, e.Record)); err == nil && recorded {
+			err = r.retain(ctx, loss)
+		}
 		return err
 	})
 	if recorded && err == nil {
@@ -358,12 +360,23 @@ func (r repairer) unpack(ctx context.Context, loss health.Loss) (restored bool, 
 		}
 		restored, err = r.config.Store.PutIf(ctx, e, witness)
 		failpoint.Reach("repair.recorded")
+		if err == nil && restored {
+			err = r.retain(ctx, loss)
+		}
 		return err
 	})
 	if restored && err == nil {
 		r.hideIfGone(ctx, loss.Entry.Target.Snapshotter, loss.Entry.ChainID)
 	}
 	return restored, err
+}
+
+// retain retains an image of another tool that a pin retains, when the repair has recorded its first key: no lease holds it yet.
+func (r repairer) retain(ctx context.Context, loss health.Loss) error {
+	if loss.Record == "" {
+		return nil
+	}
+	return r.config.Retained.Sync(ctx, loss.Entry.Root.Digest)
 }
 
 // hideIfGone hides and queues for repair the keys that need a snapshot, if it was removed before a repair recorded its key. The event

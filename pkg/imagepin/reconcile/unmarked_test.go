@@ -31,7 +31,6 @@ func (b *fakeBoot) ID() string               { return b.id }
 func (b *fakeBoot) Compared() (bool, error)  { return b.compared, nil }
 func (b *fakeBoot) SetCompared() error       { b.compared = true; return nil }
 func (b *fakeBoot) Older(at time.Time) bool  { return at.Before(b.began) }
-func (b *fakeBoot) ForgetCompared() error    { b.compared = false; return nil }
 func (b *fakeBoot) Before(at time.Time) bool { return at.Before(b.began) }
 func (b *fakeBoot) Sync(_ context.Context, e imagepin.Entry) error {
 	b.synced = append(b.synced, e.Ref)
@@ -170,7 +169,8 @@ func TestAdoptedLate(t *testing.T) {
 				}
 				d.held = true
 				d.reboot(t, &fakeBoot{id: "second", began: began, compared: true})
-				d.config.Retained = make(syncs, 2*len(later))
+				retained := make(syncs, 10)
+				d.config.Retained = retained
 				for _, img := range later {
 					_, err := d.Images.Create(d.ctx, img)
 					noError(t, err)
@@ -193,8 +193,8 @@ func TestAdoptedLate(t *testing.T) {
 						t.Errorf("%s: %s, want %s", loss.Entry.Ref, done, want)
 					}
 				}
-				if got := d.offered(); len(got) != 2 {
-					t.Errorf("after the repairs: %q are offered", got)
+				if got := d.offered(); len(got) != 2 || len(retained) != 2 {
+					t.Errorf("after the repairs: %q are offered, %d images are retained", got, len(retained))
 				}
 				for _, img := range later {
 					noError(t, d.syncRecord(d.ctx, img.Name))
