@@ -11,6 +11,7 @@ import (
 	_ "github.com/containerd/containerd/v2/cmd/containerd/builtins"
 
 	"github.com/imagepin/imagepin/plugins/imagepin"
+	_ "github.com/imagepin/imagepin/plugins/imagepin/cluster"
 )
 
 func main() {

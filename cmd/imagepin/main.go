@@ -7,11 +7,12 @@ import (
 	"os"
 
 	"github.com/imagepin/imagepin/cmd/imagepin/internal/command"
+	"github.com/imagepin/imagepin/plugins/imagepin/cluster"
 )
 
 func main() {
 	ctx, stop := command.WithSignals(context.Background())
-	code := command.Run(ctx, command.Stdio{In: os.Stdin, Out: os.Stdout, Err: os.Stderr}, os.Args)
+	code := command.Run(ctx, command.Stdio{In: os.Stdin, Out: os.Stdout, Err: os.Stderr}, cluster.Open, os.Args)
 	stop()
 	os.Exit(code)
 }

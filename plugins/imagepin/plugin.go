@@ -67,6 +67,7 @@ func init() {
 			plugins.ServicePlugin,
 			plugins.SnapshotPlugin,
 			plugins.TransferPlugin,
+			node.PartPlugin,
 		},
 		InitFn: func(ic *plugin.InitContext) (any, error) {
 			n, err := newNode(ic)
@@ -119,6 +120,10 @@ func newNode(ic *plugin.InitContext) (*node.Node, error) {
 	if err != nil {
 		return nil, err
 	}
+	openCluster, err := openCluster(ic)
+	if err != nil {
+		return nil, err
+	}
 	roots := gcroots.New()
 	db.RegisterCollectibleResource(gcroots.ResourceType, roots)
 	return node.New(node.Config{
@@ -142,7 +147,26 @@ func newNode(ic *plugin.InitContext) (*node.Node, error) {
 		Mode:    node.ModePlugin,
 		Metrics: prometheus.DefaultRegisterer, // containerd serves it on its metrics address
 		NodeKey: filepath.Join(ic.Properties[plugins.PropertyRootDir], nodeKeyFile),
+
+		OpenCluster: openCluster,
 	})
+}
+
+// openCluster returns the part for pins in the Kubernetes API; nil if the build does not have it, or it is disabled.
+func openCluster(ic *plugin.InitContext) (node.OpenCluster, error) {
+	parts, err := ic.GetByType(node.PartPlugin)
+	if errors.Is(err, plugin.ErrPluginNotFound) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	for _, part := range parts {
+		if open, ok := part.(node.OpenCluster); ok {
+			return open, nil
+		}
+	}
+	return nil, nil
 }
 
 // verifiers returns containerd's image verifier plugins. It fails if one failed to load, because its checks must not be

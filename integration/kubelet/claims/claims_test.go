@@ -22,7 +22,7 @@ import (
 	"github.com/imagepin/imagepin/api/v1alpha1"
 	"github.com/imagepin/imagepin/integration/testkit"
 	"github.com/imagepin/imagepin/pkg/imagepin"
-	client "github.com/imagepin/imagepin/pkg/imagepin/cluster"
+	client "github.com/imagepin/imagepin/pkg/imagepin/pin/cluster/kube"
 )
 
 // webPod adds a pod of the ReplicaSet web-7d4b9c with the UID rs-1, which does not have to exist.

@@ -6,8 +6,9 @@ import (
 	"testing/synctest"
 	"time"
 
-	claiming "github.com/imagepin/imagepin/pkg/imagepin/claim"
-	client "github.com/imagepin/imagepin/pkg/imagepin/cluster"
+	"github.com/imagepin/imagepin/pkg/imagepin/pin"
+	claim "github.com/imagepin/imagepin/pkg/imagepin/pin/cluster"
+	client "github.com/imagepin/imagepin/pkg/imagepin/pin/cluster/kube"
 	"github.com/imagepin/imagepin/pkg/imagepin/policy"
 )
 
@@ -24,7 +25,7 @@ func TestClockSkew(t *testing.T) {
 	path := r.path("imagepin.io/v1alpha1/imagepins")
 
 	// In a bubble, it is midnight on 1 January 2000.
-	behind := func(do func(ctx context.Context, n *claiming.Claims)) {
+	behind := func(do func(ctx context.Context, n *claim.Claims)) {
 		synctest.Test(t, func(t *testing.T) {
 			if year := time.Now().Year(); year != 2000 {
 				t.Fatalf("it is %d", year)
@@ -34,13 +35,13 @@ func TestClockSkew(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer c.Close()
-			do(t.Context(), claiming.New(claiming.Config{
-				API: c, Observer: ignored{}, Reporter: claiming.NewReporter(c, 0), Recheck: 0, // each Lookup asks the API server
+			do(t.Context(), claim.NewClaims(claim.ClaimsConfig{
+				API: c, Observer: ignored{}, Reporter: claim.NewReporter(c, 0), Recheck: 0, // each Lookup asks the API server
 			}))
 		})
 	}
 
-	behind(func(ctx context.Context, n *claiming.Claims) {
+	behind(func(ctx context.Context, n *claim.Claims) {
 		got, err := n.Claim(ctx, self, tag, digestA)
 		if err != nil || got != digestA {
 			t.Errorf("the claim of the node whose clock is behind: got %s and %v, want %s", got, err, digestA)
@@ -55,7 +56,7 @@ func TestClockSkew(t *testing.T) {
 	if _, created := r.claim(n2, owner, late, digestB); !created {
 		t.Error("the other node has not created the next ImagePin")
 	}
-	behind(func(ctx context.Context, n *claiming.Claims) {
+	behind(func(ctx context.Context, n *claim.Claims) {
 		got, err := n.Claim(ctx, self, tag, digestA)
 		if err != nil || got != digestB {
 			t.Errorf("the node whose clock is behind: got %s and %v, want %s", got, err, digestB)
@@ -69,6 +70,6 @@ func TestClockSkew(t *testing.T) {
 // ignored is an observer that counts nothing.
 type ignored struct{}
 
-func (ignored) Claimed(claiming.Outcome, time.Duration) {}
+func (ignored) Claimed(pin.Outcome, time.Duration) {}
 
 func (ignored) Lost() {}

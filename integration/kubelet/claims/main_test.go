@@ -22,7 +22,7 @@ import (
 	"github.com/imagepin/imagepin/integration/kubelet/cluster"
 	"github.com/imagepin/imagepin/integration/testkit"
 	"github.com/imagepin/imagepin/pkg/imagepin"
-	client "github.com/imagepin/imagepin/pkg/imagepin/cluster"
+	client "github.com/imagepin/imagepin/pkg/imagepin/pin/cluster/kube"
 )
 
 const (

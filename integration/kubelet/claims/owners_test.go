@@ -12,7 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/imagepin/imagepin/api/v1alpha1"
-	client "github.com/imagepin/imagepin/pkg/imagepin/cluster"
+	client "github.com/imagepin/imagepin/pkg/imagepin/pin/cluster/kube"
 )
 
 var (

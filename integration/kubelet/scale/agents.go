@@ -12,8 +12,8 @@ import (
 	core "k8s.io/api/core/v1"
 	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/imagepin/imagepin/pkg/imagepin/claim"
-	client "github.com/imagepin/imagepin/pkg/imagepin/cluster"
+	claim "github.com/imagepin/imagepin/pkg/imagepin/pin/cluster"
+	client "github.com/imagepin/imagepin/pkg/imagepin/pin/cluster/kube"
 	"github.com/imagepin/imagepin/pkg/imagepin/policy"
 )
 
@@ -94,7 +94,7 @@ func (a *agent) connect() (err error) {
 		return err
 	}
 	reporter := claim.NewReporter(counted{a.client, a.tally}, claim.EventDelay)
-	a.claims = claim.New(claim.Config{API: a.client, Observer: a.tally, Reporter: reporter, Recheck: recheck})
+	a.claims = claim.NewClaims(claim.ClaimsConfig{API: a.client, Observer: a.tally, Reporter: reporter, Recheck: recheck})
 	ctx, cancel := context.WithCancel(context.Background())
 	var sending sync.WaitGroup
 	sending.Go(func() { reporter.Run(ctx) })

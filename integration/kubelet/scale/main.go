@@ -1,7 +1,7 @@
 // Command scale measures ImagePins at scale, against one API server and one etcd on this machine.
 //
-// Thousands of agents claim ImagePins. Each agent is what a node has of imagepin for that: pkg/imagepin/claim over
-// pkg/imagepin/cluster, with the credential of its own node, its own connection, and its own pod. Meanwhile, other nodes
+// Thousands of agents claim ImagePins. Each agent is what a node has of imagepin for that: pkg/imagepin/pin/cluster over
+// pkg/imagepin/pin/cluster/kube, with the credential of its own node, its own connection, and its own pod. Meanwhile, other nodes
 // renew their leases. Then the start of a pod is measured with and without ImagePins, on a containerd with imagepin.
 //
 // It prints one table. It checks that each ImagePin has one winner and that all agents get the digest of the winner, and

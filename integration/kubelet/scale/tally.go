@@ -6,14 +6,15 @@ import (
 	"sync"
 	"time"
 
-	"github.com/imagepin/imagepin/pkg/imagepin/claim"
-	client "github.com/imagepin/imagepin/pkg/imagepin/cluster"
+	"github.com/imagepin/imagepin/pkg/imagepin/pin"
+	claim "github.com/imagepin/imagepin/pkg/imagepin/pin/cluster"
+	client "github.com/imagepin/imagepin/pkg/imagepin/pin/cluster/kube"
 )
 
 // tally counts what the agents do. It is safe for concurrent use.
 type tally struct {
 	mu       sync.Mutex
-	outcomes map[claim.Outcome]int
+	outcomes map[pin.Outcome]int
 	events   int   // that were sent
 	lost     error // the first error of an event
 }
@@ -21,7 +22,7 @@ type tally struct {
 var _ claim.Observer = (*tally)(nil)
 
 // Claimed implements [claim.Observer].
-func (t *tally) Claimed(o claim.Outcome, _ time.Duration) {
+func (t *tally) Claimed(o pin.Outcome, _ time.Duration) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.outcomes[o]++
@@ -33,14 +34,14 @@ func (t *tally) Lost() {}
 func (t *tally) reset() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.outcomes, t.events, t.lost = map[claim.Outcome]int{}, 0, nil
+	t.outcomes, t.events, t.lost = map[pin.Outcome]int{}, 0, nil
 }
 
 // won returns how many agents have created an ImagePin.
 func (t *tally) won() int {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return t.outcomes[claim.Won]
+	return t.outcomes[pin.Won]
 }
 
 // awaitEvents waits until the agents have sent their Events: one for each claim that was won or lost.
@@ -49,7 +50,7 @@ func (t *tally) awaitEvents(ctx context.Context) (int, error) {
 	defer tick.Stop()
 	for {
 		t.mu.Lock()
-		sent, want, lost := t.events, t.outcomes[claim.Won]+t.outcomes[claim.Lost], t.lost
+		sent, want, lost := t.events, t.outcomes[pin.Won]+t.outcomes[pin.Lost], t.lost
 		t.mu.Unlock()
 		if sent >= want {
 			return sent, lost

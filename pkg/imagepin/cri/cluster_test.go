@@ -10,14 +10,13 @@ import (
 	runtime "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/imagepin/imagepin/pkg/imagepin"
-	"github.com/imagepin/imagepin/pkg/imagepin/claim"
-	"github.com/imagepin/imagepin/pkg/imagepin/decide"
+	"github.com/imagepin/imagepin/pkg/imagepin/pin/cluster"
 	"github.com/imagepin/imagepin/pkg/imagepin/policy"
 )
 
 // clusterPins has the pins of a cluster by the UID of the owner, which is that of its only pod.
 type clusterPins struct {
-	decide.Cluster
+	cluster.Claimer
 	pins  map[string]digest.Digest
 	err   error
 	asked int
@@ -34,12 +33,17 @@ func (c *clusterPins) Lookup(_ context.Context, pod policy.Pod, _ string, _ bool
 	return c.pins[pod.UID], c.err
 }
 
-func (c *clusterPins) Known(pod policy.Pod, _ string) (claim.Pinned, bool) {
+func (c *clusterPins) Known(pod policy.Pod, _ string) (cluster.Pinned, bool) {
 	if pod.Owner == nil {
-		return claim.Pinned{}, false
+		return cluster.Pinned{}, false
 	}
 	d, ok := c.pins[pod.Owner.UID]
-	return claim.Pinned{Digest: d}, ok
+	return cluster.Pinned{Digest: d}, ok
+}
+
+// share makes claims decide the pins that the node shares.
+func (p *pinnedNode) share(claims cluster.Claimer, strict bool) {
+	p.cluster = cluster.New(cluster.Config{Claims: claims, Pins: p.pins, Node: p.decider, Policy: p.policy, Strict: strict})
 }
 
 // TestImageStatusOfClusterPin answers for the digest that the cluster has for the pod's revision. It is absent if the node
@@ -48,7 +52,7 @@ func TestImageStatusOfClusterPin(t *testing.T) {
 	v1, v2 := versionOf("one", "1000"), versionOf("two", "")
 	p := newPinnedNode(t, policy.Workload)
 	pins := &clusterPins{pins: map[string]digest.Digest{"uid-a": v1.root.Digest}}
-	p.cluster.Cluster = pins
+	p.share(pins, false)
 	p.put(v2, "", pinnedTag, v2.byDigest)
 	spec := func(annotations map[string]string) *runtime.ImageSpec {
 		return &runtime.ImageSpec{Image: pinnedTag, Annotations: annotations}
@@ -74,10 +78,11 @@ func TestImageStatusWithoutTheCluster(t *testing.T) {
 	v := versionOf("one", "")
 	p := newPinnedNode(t, policy.Workload)
 	p.put(v, "", pinnedTag, v.byDigest)
-	p.cluster.Cluster = &clusterPins{err: &imagepin.Error{Reason: imagepin.ClusterUnavailable, Class: errdefs.ErrUnavailable}}
+	away := &clusterPins{err: &imagepin.Error{Reason: imagepin.ClusterUnavailable, Class: errdefs.ErrUnavailable}}
+	p.share(away, false)
 	a := p.runSandbox("a", "")
 	p.expectStatus("local", &runtime.ImageSpec{Image: pinnedTag, Annotations: a}, &v)
-	p.cluster.Strict = true
+	p.share(away, true)
 	_, err := p.imageStatus(p.ctx(), &runtime.ImageStatusRequest{Image: &runtime.ImageSpec{Image: pinnedTag, Annotations: a}}, nil)
 	if !errdefs.IsUnavailable(err) {
 		t.Errorf("fail: got %v, want ClusterUnavailable", err)
@@ -86,7 +91,7 @@ func TestImageStatusWithoutTheCluster(t *testing.T) {
 
 // askedOwners sends the pods whose owners are asked for.
 type askedOwners struct {
-	decide.Cluster
+	cluster.Claimer
 	pods chan policy.Pod
 }
 
@@ -99,7 +104,7 @@ func (a *askedOwners) Owner(_ context.Context, pod policy.Pod) (*policy.Owner, e
 func TestOwnerIsReadWithSandbox(t *testing.T) {
 	p := newPinnedNode(t, policy.Workload)
 	asked := &askedOwners{pods: make(chan policy.Pod)}
-	p.cluster.Cluster = asked
+	p.share(asked, false)
 	request := &runtime.RunPodSandboxRequest{RuntimeHandler: "runc", Config: &runtime.PodSandboxConfig{
 		Metadata: &runtime.PodSandboxMetadata{Namespace: "team", Name: "web-1-x2x9z", Uid: "uid-1"},
 	}}

@@ -11,7 +11,6 @@ import (
 	"github.com/containerd/log"
 	"github.com/distribution/reference"
 	"github.com/opencontainers/go-digest"
-	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"google.golang.org/protobuf/proto"
 	runtime "k8s.io/cri-api/pkg/apis/runtime/v1"
 
@@ -19,7 +18,6 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin/bandwidth"
 	"github.com/imagepin/imagepin/pkg/imagepin/decide"
 	"github.com/imagepin/imagepin/pkg/imagepin/internal/order"
-	"github.com/imagepin/imagepin/pkg/imagepin/pin"
 	"github.com/imagepin/imagepin/pkg/imagepin/policy"
 	"github.com/imagepin/imagepin/pkg/imagepin/pull"
 	"github.com/imagepin/imagepin/pkg/runtimeplatform"
@@ -75,8 +73,8 @@ func (s *containers) readyImages(ctx context.Context, original *runtime.CreateCo
 		if release, err = s.useContainerImages(ctx, r, images, rt); err != nil {
 			return nil, nil, err
 		}
-		decided, err := s.pinUses(ctx, images, pod)
-		if err == nil && decided {
+		current, err := s.Decider.Confirm(s.namespaced(ctx), usedOf(images)...)
+		if err == nil && current {
 			return r, release, nil
 		}
 		release()
@@ -119,66 +117,44 @@ func (s *containers) useContainerImages(ctx context.Context, r *runtime.CreateCo
 // called.
 func (s *containers) verifyNewPins(ctx context.Context, images []containerImage) error {
 	for i, w := range images {
-		if w.scope == "" || w.pin != nil {
+		if w.Scope == "" || w.Pin != nil {
 			continue
 		}
-		err := s.Puller.Verify(s.namespaced(ctx), w.ref, w.root)
+		err := s.Puller.Verify(s.namespaced(ctx), w.Ref, w.Root)
 		var refused *imagepin.Error
 		switch {
 		case err == nil:
-			images[i].verified = true
+			images[i].Verified = true
 		case ctx.Err() != nil || !errors.As(err, &refused) || refused.Reason != imagepin.ImageVerificationFailed:
 			return err
 		default:
-			log.G(ctx).WithError(err).WithFields(log.Fields{"ref": w.ref.String(), "digest": w.root.Digest, "scope": string(w.scope)}).
+			log.G(ctx).WithError(err).WithFields(log.Fields{"ref": w.Ref.String(), "digest": w.Root.Digest, "scope": string(w.Scope)}).
 				Warn("image verifiers do not accept the image on the node, it is not pinned")
 		}
 	}
 	return nil
 }
 
-// pinUses creates the pins of a container's images. It reports whether every pin is at the digest that was made ready, none was
-// removed meanwhile, and the node's lock is the one that the images were checked against.
-func (s *containers) pinUses(ctx context.Context, images []containerImage, pod policy.Pod) (decided bool, _ error) {
-	for _, w := range images {
-		if w.lock != s.Decider.LockDigest() {
-			return false, nil
-		}
-		if w.ref == nil {
-			continue
-		}
-		held, err := s.Decider.PinUse(s.namespaced(ctx), decide.Use{Ref: w.ref, Pod: pod, Root: w.root, Verified: w.verified})
-		if err != nil {
-			return false, err
-		}
-		if moved := held != nil && held.Root.Digest != w.root.Digest; moved || held == nil && w.pin != nil {
-			return false, nil
-		}
+// usedOf returns what a container has to run.
+func usedOf(images []containerImage) []decide.Used {
+	all := make([]decide.Used, len(images))
+	for i, w := range images {
+		all[i] = w.Used
 	}
-	return true, nil
+	return all
 }
 
-// containerImage is an image of a container, and the digest that it resolves to.
+// containerImage is an image of a container, and what it resolves to.
 type containerImage struct {
+	decide.Used
 	spec *runtime.ImageSpec
 	// entry is the image that the caller was given.
 	entry imagepin.Entry
-	// ref is the reference by which the pod names the image; nil if it names none.
-	ref reference.Named
-	// root is the image to run: the root of entry, unless a pin applies.
-	root ocispec.Descriptor
-	pin  *pin.Pin // the pin that applies; nil if none does
-	// scope is the scope of the pin that applies or that this use creates. It is empty if the policy does not pin ref.
-	scope policy.Scope
-	// verified reports whether the image verifiers have accepted ref and root, so that this use may create a pin.
-	verified bool
-	// lock is the lock of the node when the image was checked against it.
-	lock digest.Digest
 }
 
 func (w containerImage) byDigest() reference.Named {
 	e := w.entry
-	e.Root = w.root
+	e.Root = w.Root
 	return byDigest(e)
 }
 
@@ -186,46 +162,23 @@ func (w containerImage) byDigest() reference.Named {
 func (s *containers) resolveImages(ctx context.Context, specs []*runtime.ImageSpec, pod policy.Pod, t runtimeplatform.Target) ([]containerImage, error) {
 	var images []containerImage
 	for _, spec := range specs {
+		use := decide.Use{Name: spec.GetImage(), Pod: pod}
 		e, ok := s.findEntry(spec, t)
-		if !ok {
-			if err := s.failIfGone(ctx, spec.GetImage(), t); err != nil {
-				return nil, err
-			}
-			if err := s.Decider.CheckUnknownInLock(ctx, spec.GetImage()); err != nil {
-				return nil, err
-			}
-			continue
-		}
-		w := containerImage{spec: spec, entry: e, root: e.Root, lock: s.Decider.LockDigest()}
-		if ref, inRepository, ok := podReference(spec, e); ok {
-			held, scope, err := s.Decider.PinForPod(s.namespaced(ctx), ref, pod)
-			if err != nil {
-				return nil, err
-			}
-			// After a lock has moved the tag, the only entry of the image can be in a repository that it was copied to.
-			if inRepository || scope == policy.LockScope {
-				w.ref, w.pin, w.scope = ref, held, scope
-			}
-		}
-		if w.pin != nil {
-			w.root = w.pin.Root
-		}
-		if err := s.checkInLock(ctx, w); err != nil {
+		if ok {
+			use.Image, use.Root = byDigest(e), e.Root
+			use.Ref, use.InRepository = podReference(spec, e)
+		} else if err := s.failIfGone(ctx, spec.GetImage(), t); err != nil {
 			return nil, err
 		}
-		images = append(images, w)
+		used, err := s.Decider.Use(s.namespaced(ctx), use)
+		if err != nil {
+			return nil, err
+		}
+		if ok {
+			images = append(images, containerImage{Used: used, spec: spec, entry: e})
+		}
 	}
 	return images, nil
-}
-
-// checkInLock fails with [imagepin.NotInLock] if the rules allow only images of the node's lock, and it does not name an
-// image. An image without a reference has that of its entry.
-func (s *containers) checkInLock(ctx context.Context, w containerImage) error {
-	ref := w.ref
-	if ref == nil {
-		ref = byDigest(w.entry)
-	}
-	return s.Decider.CheckInLock(ctx, ref, w.root.Digest)
 }
 
 // failIfGone fails if an image without an entry has keys but none is ready, or has just been removed. Otherwise upstream,
@@ -254,8 +207,8 @@ func (s *containers) failIfGone(ctx context.Context, name string, t runtimeplatf
 }
 
 // podReference returns the reference by which a pod names an image, and whether it is in the image's repository. It prefers one that
-// is. ok is false for an image ID alone, which has no reference.
-func podReference(spec *runtime.ImageSpec, e imagepin.Entry) (ref reference.Named, inRepository, ok bool) {
+// is. It returns nil for an image ID alone, which has no reference.
+func podReference(spec *runtime.ImageSpec, e imagepin.Entry) (ref reference.Named, inRepository bool) {
 	for _, name := range []string{spec.GetUserSpecifiedImage(), spec.GetImage()} {
 		if _, err := digest.Parse(name); name == "" || err == nil {
 			continue
@@ -264,12 +217,12 @@ func podReference(spec *runtime.ImageSpec, e imagepin.Entry) (ref reference.Name
 		switch {
 		case err != nil:
 		case named.Name() == byDigest(e).Name():
-			return named, true, true
+			return named, true
 		case ref == nil:
 			ref = named
 		}
 	}
-	return ref, false, ref != nil
+	return ref, false
 }
 
 // podOf returns the fields of a sandbox that policies match.
@@ -319,28 +272,28 @@ func checkNames(specs []*runtime.ImageSpec) error {
 
 // ensureReady returns the entry of an image for a target. It makes the image ready if necessary.
 func (s *containers) ensureReady(ctx context.Context, w containerImage, rt runtimeplatform.Runtime) (imagepin.Entry, error) {
-	if w.entry.Target == rt.Target && w.entry.Root.Digest == w.root.Digest {
+	if w.entry.Target == rt.Target && w.entry.Root.Digest == w.Root.Digest {
 		// The image may have been removed before it was locked.
-		if now, ok := s.Store.Get(w.entry.Key); ok && now.Root.Digest == w.root.Digest {
+		if now, ok := s.Store.Get(w.entry.Key); ok && now.Root.Digest == w.Root.Digest {
 			return now, nil
 		}
 	}
 	// If the tag already has an entry for the target, that entry stays: use the digest that the caller was given.
 	ref := w.byDigest()
-	if _, taken := s.Store.Get(imagepin.Key{Ref: w.entry.Ref, Target: rt.Target}); !taken && w.scope == "" {
+	if _, taken := s.Store.Get(imagepin.Key{Ref: w.entry.Ref, Target: rt.Target}); !taken && w.Scope == "" {
 		if named, err := reference.ParseNamed(w.entry.Ref); err == nil {
 			ref = named
 		}
 	}
 	damage := s.damageOf(w, rt.Target)
-	made, err := s.Puller.MakeReady(bandwidth.ForPod(s.namespaced(ctx)), pull.Need{Ref: ref, Root: w.root, Runtime: rt, Pin: w.pin})
+	made, err := s.Puller.MakeReady(bandwidth.ForPod(s.namespaced(ctx)), pull.Need{Ref: ref, Root: w.Root, Runtime: rt, Pin: w.Pin})
 	return made, s.notReadyError(err, w.entry.Ref, rt.Target, damage)
 }
 
 // damageOf describes what is wrong with the image on the node that a container needs. It returns "" if it is not damaged.
 func (s *containers) damageOf(w containerImage, t runtimeplatform.Target) string {
 	for _, ref := range []string{w.byDigest().String(), w.entry.Ref} {
-		if d, ok := s.Store.GetDamaged(imagepin.Key{Ref: ref, Target: t}); ok && d.Root.Digest == w.root.Digest {
+		if d, ok := s.Store.GetDamaged(imagepin.Key{Ref: ref, Target: t}); ok && d.Root.Digest == w.Root.Digest {
 			return cmp.Or(d.Reason, "a part of it is gone")
 		}
 	}
@@ -379,7 +332,7 @@ func (s *containers) findEntry(spec *runtime.ImageSpec, t runtimeplatform.Target
 }
 
 // byDigest returns the reference of an entry by its registry digest.
-func byDigest(e imagepin.Entry) reference.Named {
+func byDigest(e imagepin.Entry) reference.Canonical {
 	// Both were validated when the entry was made.
 	named, err := reference.ParseNamed(e.Ref)
 	if err != nil {

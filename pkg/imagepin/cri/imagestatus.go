@@ -29,7 +29,7 @@ func (s *imageCalls) imageStatus(ctx context.Context, r *runtime.ImageStatusRequ
 	if err := s.waitCompared(ctx, ref); err != nil {
 		return nil, err
 	}
-	c, err := s.callerOf(ctx, r.GetImage(), nil, s.Pins.Pinned(ref) || s.Decider.SharesAnyPins())
+	c, err := s.callerOf(ctx, r.GetImage(), nil, s.Decider.PerPod(ref))
 	if err != nil {
 		return nil, err
 	}
@@ -62,7 +62,7 @@ func (s *imageCalls) imageStatus(ctx context.Context, r *runtime.ImageStatusRequ
 }
 
 // statusEntry returns the entry for a caller of ImageStatus. ref is the normalized name. ok is false if the image is not on
-// the node, or not ready for the caller's target. It fails as [decide.Decider.PinnedDigest] does.
+// the node, or not ready for the caller's target. It fails as [decide.Decider.Look] does.
 func (s *imageCalls) statusEntry(ctx context.Context, name, ref string, c caller) (e imagepin.Entry, ok bool, err error) {
 	switch {
 	case c.strict:
@@ -122,19 +122,7 @@ func (s *imageCalls) pinnedFor(ctx context.Context, name string, c caller) (_ re
 	if _, err := digest.Parse(name); err == nil {
 		return nil, false, nil // an image ID has no repository
 	}
-	if !s.Pins.Pinned(name) && !s.Decider.SharesPins(name, c.pod) {
-		return nil, false, nil
-	}
-	ref, err := reference.ParseDockerRef(name)
-	if err != nil {
-		return nil, false, nil
-	}
-	pinned, ok, err := s.Decider.PinnedDigest(s.namespaced(ctx), ref, c.pod)
-	if err != nil || !ok {
-		return nil, false, err
-	}
-	root, err := reference.WithDigest(reference.TrimNamed(ref), pinned)
-	return root, err == nil, nil
+	return s.Decider.Look(s.namespaced(ctx), name, c.pod)
 }
 
 // isTagged reports whether a normalized reference has a record: that of a tag has the keys of the node's own platform.

@@ -79,8 +79,11 @@ type pinnedNode struct {
 	*imageCalls
 	t        *testing.T
 	upstream fakeSandboxes
-	cluster  decide.ClusterConfig
-	maxPins  int // per namespace; zero means no limit
+	pins     *pin.Store
+	decider  *decide.Decider
+	policy   func() *policy.Policy
+	cluster  decide.Cluster // nil without one
+	maxPins  int            // per namespace; zero means no limit
 }
 
 const pinnedTag = "registry.example/team/app:v1"
@@ -109,11 +112,11 @@ func newPinnedNode(t *testing.T, consistency policy.Consistency) *pinnedNode {
 	if err := pins.Load(t.Context()); err != nil {
 		t.Fatal(err)
 	}
+	p.pins, p.policy = pins, ctdtest.Always(rules)
+	p.decider = decide.New(decide.Config{Policy: p.policy, Pins: pins, Images: st, Cluster: func() decide.Cluster { return p.cluster }})
 	p.imageCalls = New(Config{
 		Namespace: ctdtest.Namespace, Store: st, Records: plainRecords{n.Images}, Pins: pins, Runtimes: ctdtest.Always(runtimes), Settings: ctdtest.Always(&Settings{}),
-		Decider: decide.New(decide.Config{
-			Policy: ctdtest.Always(rules), Pins: pins, Images: st, Cluster: func() decide.ClusterConfig { return p.cluster },
-		}),
+		Decider: p.decider,
 	}).imageCalls
 	p.base.sandboxes = newSandboxes(p.upstream.list, p.upstream.status)
 	return p
@@ -173,7 +176,7 @@ func (p *pinnedNode) remove(handler string, refs ...string) {
 
 func (p *pinnedNode) pin(scope policy.Scope, v version, by pin.By) {
 	p.t.Helper()
-	if _, err := p.Pins.(*pin.Store).Move(p.t.Context(), pin.ID{Scope: scope, Ref: pinnedTag}, v.root, by, false); err != nil {
+	if _, err := p.pins.Move(p.t.Context(), pin.ID{Scope: scope, Ref: pinnedTag}, v.root, by, false); err != nil {
 		p.t.Fatal(err)
 	}
 }
@@ -359,14 +362,14 @@ func TestUnknownMarkIgnoresPinsOfOthers(t *testing.T) {
 			c, pod := &containers{p.base}, policy.Pod{Namespace: "other", Name: "web", UID: "uid", Labels: map[string]string{"pod-template-hash": "fresh"}}
 			created := &runtime.ImageSpec{Image: p.answeredID(restarted), UserSpecifiedImage: pinnedTag}
 			images, err := c.resolveImages(p.ctx(), []*runtime.ImageSpec{created}, pod, p.Runtimes().Default().Target)
-			if err != nil || len(images) != 1 || images[0].root.Digest != v2.root.Digest {
+			if err != nil || len(images) != 1 || images[0].Root.Digest != v2.root.Digest {
 				t.Fatalf("CreateContainer resolves to %v, %v, want %s", images, err, v2.root.Digest)
 			}
-			images[0].verified = true
-			if decided, err := c.pinUses(p.ctx(), images, pod); err != nil || !decided {
+			images[0].Verified = true
+			if decided, err := p.decider.Confirm(p.ctx(), usedOf(images)...); err != nil || !decided {
 				t.Errorf("pinned: %t, %v, want the digest that runs", decided, err)
 			}
-			if pins := p.Pins.(*pin.Store).Scopes(pinnedTag); len(pins) != test.wantPins {
+			if pins := p.pins.Scopes(pinnedTag); len(pins) != test.wantPins {
 				t.Errorf("got pins %v, want %d", pins, test.wantPins)
 			}
 

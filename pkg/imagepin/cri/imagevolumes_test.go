@@ -71,7 +71,7 @@ func (p *pinnedNode) mountVolume(volume *runtime.ImageSpec) *volumeUpstream {
 
 // use pins a reference for a pod in the namespace of the node's sandbox.
 func (p *pinnedNode) use(id pin.ID) error {
-	_, err := p.Pins.(*pin.Store).MakeForNamespace(p.t.Context(), "team", id, versionOf("one", "").root, pin.ByUse, false)
+	_, err := p.pins.MakeForNamespace(p.t.Context(), "team", id, versionOf("one", "").root, pin.ByUse, false)
 	return err
 }
 
@@ -81,12 +81,12 @@ func (p *pinnedNode) expirePins() {
 	used, err := (&containers{p.base}).pinsInUse(p.t.Context())
 	noError(p.t, err)
 	inUse := func(id pin.ID) bool { return used[id] }
-	noError(p.t, p.Pins.(*pin.Store).Expire(p.t.Context(), time.Now().Add(time.Hour), inUse))
+	noError(p.t, p.pins.Expire(p.t.Context(), time.Now().Add(time.Hour), inUse))
 }
 
 func (p *pinnedNode) expectPin(what string, id pin.ID, want bool) {
 	p.t.Helper()
-	if _, got := p.Pins.Get(id); got != want {
+	if _, got := p.pins.Get(id); got != want {
 		p.t.Errorf("%s: got pin %s: %t, want %t", what, id, got, want)
 	}
 }

@@ -34,19 +34,19 @@ func TestLockChangesDuringCreateContainer(t *testing.T) {
 		t.Fatal(err)
 	}
 	now := &lockOf{names: v1.root.Digest, id: "sha256:first"}
-	p.base.Decider = decide.New(decide.Config{Policy: ctdtest.Always(strict), Pins: p.Pins.(*pin.Store), Images: p.Store.(*store.Store), Lock: now})
+	p.base.Decider = decide.New(decide.Config{Policy: ctdtest.Always(strict), Pins: p.pins, Images: p.Store.(*store.Store), Lock: now})
 	c, target := &containers{p.base}, p.Runtimes().Default().Target
 	specs := []*runtime.ImageSpec{{Image: v1.byDigest}}
 	images, err := c.resolveImages(p.ctx(), specs, policy.Pod{}, target)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if decided, err := c.pinUses(p.ctx(), images, policy.Pod{}); err != nil || !decided {
-		t.Fatalf("with the same lock: %t, %v", decided, err)
+	if current, err := p.base.Decider.Confirm(p.ctx(), usedOf(images)...); err != nil || !current {
+		t.Fatalf("with the same lock: %t, %v", current, err)
 	}
 	*now = lockOf{names: "sha256:other", id: "sha256:second"}
-	if decided, err := c.pinUses(p.ctx(), images, policy.Pod{}); err != nil || decided {
-		t.Errorf("with another lock: %t, %v, want another attempt", decided, err)
+	if current, err := p.base.Decider.Confirm(p.ctx(), usedOf(images)...); err != nil || current {
+		t.Errorf("with another lock: %t, %v, want another attempt", current, err)
 	}
 	if _, err := c.resolveImages(p.ctx(), specs, policy.Pod{}, target); !errdefs.IsPermissionDenied(err) {
 		t.Errorf("the other attempt: %v, want NotInLock", err)
@@ -69,12 +69,12 @@ func TestLockDecidesImageOfCopy(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if got := images[0].root.Digest; got != v.root.Digest {
+		if got := images[0].Root.Digest; got != v.root.Digest {
 			t.Errorf("%s: got %s, want %s", what, got, v.root.Digest)
 		}
 	}
 	want("without a lock", before)
 	id := pin.ID{Scope: policy.LockScope, Ref: pinnedTag}
-	p.Pins.(*pin.Store).SetLock([]pin.Pin{{ID: id, Root: after.root, By: pin.ByLock, Retain: true}}, nil)
+	p.pins.SetLock([]pin.Pin{{ID: id, Root: after.root, By: pin.ByLock, Retain: true}}, nil)
 	want("with a lock", after)
 }

@@ -64,7 +64,7 @@ func (s *containers) readySandboxImage(ctx context.Context, handler string) (rel
 	}
 	ready := func() (imagepin.Entry, error) {
 		nctx := bandwidth.ForPod(s.namespaced(ctx))
-		held, locked := s.Pins.OfLock(ref.String())
+		held, locked := s.Decider.Locked(ref.String())
 		e, ok := s.Store.Get(imagepin.Key{Ref: ref.String(), Target: rt.Target})
 		if ok && (!locked || e.Root.Digest == held.Root.Digest) {
 			return e, nil

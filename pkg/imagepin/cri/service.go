@@ -145,43 +145,36 @@ type Removal interface {
 
 // Pins has the pins of the node. [pin.Store] implements it.
 type Pins interface {
-	Get(id pin.ID) (pin.Pin, bool)
 	List() []pin.Pin
 	// Scopes returns the pins of a reference.
 	Scopes(ref string) []pin.Pin
-	// Pinned reports whether a reference has a pin in any scope.
-	Pinned(ref string) bool
 	// Retains reports whether a pin retains a digest.
 	Retains(root digest.Digest) bool
-	// OfLock returns the pin that the node's lock has for a reference.
-	OfLock(ref string) (pin.Pin, bool)
 }
 
 // Decider decides which digest a reference resolves to. [decide.Decider] implements it.
 type Decider interface {
+	PodPins
+	// Look returns the digest that a normalized reference is pinned to for a pod, and writes nothing.
+	Look(ctx context.Context, name string, pod policy.Pod) (_ reference.Canonical, ok bool, _ error)
+	// PerPod reports whether the digest of a normalized reference can depend on the pod of a call.
+	PerPod(name string) bool
+	// Use returns what a container has to run. Confirm checks that this is still right, and makes the pins of first uses.
+	Use(ctx context.Context, u decide.Use) (decide.Used, error)
+	Confirm(ctx context.Context, all ...decide.Used) (current bool, _ error)
+	// Locked returns the pin that the node's lock has for a normalized reference.
+	Locked(ref string) (pin.Pin, bool)
 	Rule(ref string) policy.Rule
+	// LearnOwner reads the owner of a pod for later calls.
+	LearnOwner(ctx context.Context, pod policy.Pod)
+}
+
+// PodPins returns which pins a pod uses. It sends no request.
+type PodPins interface {
 	Scopes(pod policy.Pod) []policy.Scope
 	EffectivePolicy(ref string, pod policy.Pod) (effective policy.Decision, ignored []string)
-	// SharesPins reports whether a pod has the digest of a reference in common with other nodes, and SharesAnyPins whether
-	// the node uses the pins of a cluster.
-	SharesPins(ref string, pod policy.Pod) bool
-	SharesAnyPins() bool
-	// LearnOwner reads the owner of a pod from the API server for later calls.
-	LearnOwner(ctx context.Context, pod policy.Pod)
 	// WithKnownOwner returns the pod with its owner as far as the node knows it.
 	WithKnownOwner(pod policy.Pod) policy.Pod
-	// PinnedDigest returns the digest that a reference is pinned to for a pod.
-	PinnedDigest(ctx context.Context, ref reference.Named, pod policy.Pod) (_ digest.Digest, ok bool, _ error)
-	// PinForPod returns the pin that applies to the containers of a pod, and the scope in which the policy pins ref.
-	PinForPod(ctx context.Context, ref reference.Named, pod policy.Pod) (held *pin.Pin, scope policy.Scope, _ error)
-	// CheckInLock fails with [imagepin.NotInLock] if the rules allow only images of the node's lock, and it does not name an
-	// image. CheckUnknownInLock is for an image that imagepin does not know.
-	CheckInLock(ctx context.Context, ref reference.Named, root digest.Digest) error
-	CheckUnknownInLock(ctx context.Context, name string) error
-	// LockDigest identifies the node's lock. It is empty if the node has none.
-	LockDigest() digest.Digest
-	// PinUse creates the pin for a container that is created without a pull.
-	PinUse(ctx context.Context, u decide.Use) (*pin.Pin, error)
 }
 
 // Puller makes images ready. [pull.Puller] implements it.

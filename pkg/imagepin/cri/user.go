@@ -64,7 +64,7 @@ func checkImageUser(c *runtime.ContainerConfig, w containerImage, runs imagepin.
 func otherUser(w containerImage, runs imagepin.Entry, user string) error {
 	return &imagepin.Error{
 		Reason: imagepin.ImageNotReady, Ref: w.entry.Ref, Target: runs.Target.String(), Class: errdefs.ErrUnavailable,
-		Message: fmt.Sprintf("the pod runs %s, but kubelet looked up the user %q of another image for it", w.root.Digest,
+		Message: fmt.Sprintf("the pod runs %s, but kubelet looked up the user %q of another image for it", w.Root.Digest,
 			imagepin.Bound(user, maxLoggedUser)),
 		Hint: "Try again, as kubelet does: the next lookup is answered for the pod.",
 	}

@@ -15,8 +15,8 @@ import (
 	logtest "github.com/sirupsen/logrus/hooks/test"
 
 	"github.com/imagepin/imagepin/pkg/imagepin"
-	"github.com/imagepin/imagepin/pkg/imagepin/claim"
 	"github.com/imagepin/imagepin/pkg/imagepin/pin"
+	"github.com/imagepin/imagepin/pkg/imagepin/pin/cluster"
 	"github.com/imagepin/imagepin/pkg/imagepin/policy"
 	"github.com/imagepin/imagepin/pkg/imagepin/resolve"
 )
@@ -105,14 +105,14 @@ func (m *member) Lookup(_ context.Context, pod policy.Pod, image string, copied 
 	return d, nil
 }
 
-func (m *member) Known(pod policy.Pod, image string) (claim.Pinned, bool) {
+func (m *member) Known(pod policy.Pod, image string) (cluster.Pinned, bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if pod.Owner == nil {
-		return claim.Pinned{}, false
+		return cluster.Pinned{}, false
 	}
 	d, ok := m.known[pod.Owner.UID+" "+image]
-	return claim.Pinned{Digest: d, Node: "other", At: time.Unix(0, 0)}, ok
+	return cluster.Pinned{Digest: d, Node: "other", At: time.Unix(0, 0)}, ok
 }
 
 func (m *member) Claim(_ context.Context, pod policy.Pod, image string, d digest.Digest) (digest.Digest, error) {
@@ -140,7 +140,7 @@ func (m *member) ClaimProvisional(ctx context.Context, pod policy.Pod, image str
 	return m.Claim(ctx, pod, image, d)
 }
 
-func (m *member) Lost(policy.Pod, string, digest.Digest, claim.Pinned) {}
+func (m *member) Lost(policy.Pod, string, digest.Digest, cluster.Pinned) {}
 
 // newMember returns a node of a cluster whose policy pins everything for workloads.
 func newMember(t *testing.T, c *fakeCluster, strict bool) *env {
@@ -153,7 +153,14 @@ func newMember(t *testing.T, c *fakeCluster, strict bool) *env {
 // join makes the node one of a cluster.
 func (e *env) join(c *fakeCluster, strict bool) {
 	m := &member{fakeCluster: c, known: make(map[string]digest.Digest)}
-	e.Decider.cluster = func() ClusterConfig { return ClusterConfig{Cluster: m, Strict: strict} }
+	e.member = m
+	e.share(m, strict)
+}
+
+// share makes claims decide the pins that the node shares.
+func (e *env) share(claims cluster.Claimer, strict bool) {
+	e.authority = cluster.New(cluster.Config{Claims: claims, Pins: e.pins, Node: e.Decider, Policy: e.Decider.policy, Strict: strict})
+	e.Decider.cluster = func() Cluster { return e.authority }
 }
 
 func webPod(name string) policy.Pod {
@@ -165,17 +172,17 @@ func webPod(name string) policy.Pod {
 // pull decides for a pod, and pins as a pull does. It returns the version that the pod runs.
 func (e *env) pull(t *testing.T, pod policy.Pod) (string, error) {
 	t.Helper()
-	pod, err := e.InCluster(e.ctx, e.ref, pod)
+	q, err := e.Ask(e.ctx, Call{Ref: e.ref, Pod: pod})
 	if err != nil {
 		return "", err
 	}
-	v, err := e.Decide(e.ctx, Request{Ref: e.ref, Policy: e.PolicyFor(e.ctx, e.ref, pod), Pod: pod})
+	v, err := e.Decide(e.ctx, q)
 	if err != nil {
 		return "", err
 	}
 	for range 2 {
 		var moved *MovedError
-		if v, err = e.PinFirstUse(e.ctx, v); !errors.As(err, &moved) {
+		if v, err = e.pinFirstUse(e.ctx, v); !errors.As(err, &moved) {
 			break
 		}
 		v = moved.Verdict
@@ -241,21 +248,21 @@ func TestClusterContainer(t *testing.T) {
 	c := newFakeCluster()
 	a, b := newMember(t, c, false), newMember(t, c, false)
 	b.ref = a.ref
-	held, err := a.PinUse(a.ctx, Use{Ref: a.ref, Pod: webPod("web-1-a"), Root: roots["old"], Verified: true})
+	held, err := a.pinUse(a.ctx, Used{Ref: a.ref, pod: webPod("web-1-a"), Root: roots["old"], Verified: true})
 	if err != nil || version(held.Root.Digest) != "old" {
 		t.Fatalf("got %+v, %v, want the digest on the node", held, err)
 	}
 	a.wantCopy(t, "old")
 	b.ref = a.ref
 	b.put(t, "new", ownTarget, imagepin.SourcePull, &resolve.Credential{}, 1)
-	held, scope, err := b.PinForPod(b.ctx, b.ref, webPod("web-1-b"))
+	held, scope, err := b.pinForPod(b.ctx, b.ref, webPod("web-1-b"))
 	if err != nil || scope != firstScope || held == nil || version(held.Root.Digest) != "old" {
 		t.Fatalf("got %+v, %v, want the cluster's digest", held, err)
 	}
-	if held, err = b.PinUse(b.ctx, Use{Ref: b.ref, Pod: webPod("web-1-b"), Root: roots["new"], Verified: true}); err != nil || version(held.Root.Digest) != "old" {
+	if held, err = b.pinUse(b.ctx, Used{Ref: b.ref, pod: webPod("web-1-b"), Root: roots["new"], Verified: true}); err != nil || version(held.Root.Digest) != "old" {
 		t.Errorf("got %+v, %v, want the cluster's digest instead of the one on the node", held, err)
 	}
-	if d, ok, err := b.PinnedDigest(b.ctx, b.ref, webPod("web-1-b")); err != nil || !ok || version(d) != "old" {
+	if d, ok, err := b.Look(b.ctx, b.ref.String(), webPod("web-1-b")); err != nil || !ok || version(d.Digest()) != "old" {
 		t.Errorf("got %s, %v, want the cluster's digest", d, err)
 	}
 }
@@ -266,10 +273,10 @@ func TestClusterUnverified(t *testing.T) {
 	c := newFakeCluster()
 	e := newMember(t, c, false)
 	e.put(t, "old", ownTarget, imagepin.SourceImported, nil, 1)
-	use := Use{Ref: e.ref, Pod: webPod("web-1-a"), Root: roots["old"]}
+	use := Used{Ref: e.ref, pod: webPod("web-1-a"), Root: roots["old"]}
 	for name, refuses := range map[string]error{"the API server answers": nil, "the API server is away": errAway} {
 		c.refuses = refuses
-		held, err := e.PinUse(e.ctx, use)
+		held, err := e.pinUse(e.ctx, use)
 		if err != nil || held != nil || len(e.pins.List()) != 0 || len(c.pins) != 0 {
 			t.Errorf("%s: got %+v, %v, claims %v, want no pin", name, held, err, c.pins)
 		}
@@ -277,7 +284,7 @@ func TestClusterUnverified(t *testing.T) {
 	c.refuses = nil
 	for _, claimed := range []string{"new", "old"} {
 		c.pins["uid-1 "+e.ref.String()] = roots[claimed].Digest
-		held, err := e.PinUse(e.ctx, use)
+		held, err := e.pinUse(e.ctx, use)
 		if err != nil || held == nil || version(held.Root.Digest) != claimed {
 			t.Errorf("got %+v, %v, want the cluster's pin to %s", held, err, claimed)
 		}
@@ -321,7 +328,7 @@ func TestClusterRefusesWrites(t *testing.T) {
 	wantEqual(t, "provisional pins", len(e.pins.Provisional()), 1)
 	e.registry.tag.Store("new")
 	again()
-	held, err := e.PinUse(e.ctx, Use{Ref: e.ref, Pod: webPod("web-1-a"), Root: roots["old"], Verified: true})
+	held, err := e.pinUse(e.ctx, Used{Ref: e.ref, pod: webPod("web-1-a"), Root: roots["old"], Verified: true})
 	noError(t, err)
 	wantEqual(t, "digest", held.Root.Digest, roots["old"].Digest)
 	again()
@@ -337,13 +344,13 @@ func TestClusterStrict(t *testing.T) {
 	c.refuses = errAway
 	e.wantPull(t, webPod("web-1-b"), "old")
 	// A container of a pod whose image is on the node.
-	held, err := e.PinUse(e.ctx, Use{Ref: e.ref, Pod: webPod("web-1-c"), Root: roots["old"], Verified: true})
+	held, err := e.pinUse(e.ctx, Used{Ref: e.ref, pod: webPod("web-1-c"), Root: roots["old"], Verified: true})
 	noError(t, err)
 	wantEqual(t, "digest", held.Root.Digest, roots["old"].Digest)
 	if _, err := e.pull(t, webPod("web-2-c")); !errdefs.IsUnavailable(err) {
 		t.Errorf("got %v, want ClusterUnavailable", err)
 	}
-	if _, err := e.PinUse(e.ctx, Use{Ref: e.ref, Pod: webPod("web-2-c"), Root: roots["old"], Verified: true}); !errdefs.IsUnavailable(err) {
+	if _, err := e.pinUse(e.ctx, Used{Ref: e.ref, pod: webPod("web-2-c"), Root: roots["old"], Verified: true}); !errdefs.IsUnavailable(err) {
 		t.Errorf("got %v, want ClusterUnavailable", err)
 	}
 	wantEqual(t, "pins", len(e.pins.List()), 1)
@@ -413,9 +420,9 @@ func TestClusterTagDeleted(t *testing.T) {
 				e.registry.tag.Store("deleted")
 				e.registry.byDigest.Store(test.byDigest)
 				before := e.registry.requests.Load()
-				pod, err := e.InCluster(e.ctx, e.ref, webPod("web-1-b"))
+				q, err := e.Ask(e.ctx, Call{Ref: e.ref, Pod: webPod("web-1-b")})
 				noError(t, err)
-				v, err := e.Decide(e.ctx, Request{Ref: e.ref, Policy: e.PolicyFor(e.ctx, e.ref, pod), Pod: pod})
+				v, err := e.Decide(e.ctx, q)
 				wantEqual(t, "requests to the mirror", mirror.requests.Load(), 0)
 				e.wantCopy(t, "old")
 				if test.reason != "" {
@@ -430,7 +437,7 @@ func TestClusterTagDeleted(t *testing.T) {
 				wantEqual(t, "digest", version(v.Root.Digest), "old")
 				wantEqual(t, "proof", v.Proof, e.resolver.Proof(e.ref, resolve.Credential{}, roots["old"].Digest))
 				wantEqual(t, "a session, and the pin", v.Session != nil && v.Pin != nil && v.FirstUse == nil, true)
-				wantEqual(t, "a fallback, or the digest of the tag", v.Fallback() || v.Registry != nil || e.MovesTag(v), false)
+				wantEqual(t, "a fallback, or the digest of the tag", v.Fallback() || v.Registry != nil || e.movesTag(v), false)
 				logged := slices.ContainsFunc(hook.AllEntries(), func(e *logrus.Entry) bool { return strings.HasPrefix(e.Message, "the registry does not have the tag") })
 				wantEqual(t, "logged", logged, true)
 			})
@@ -491,7 +498,7 @@ func TestClusterTagDeletedProvisional(t *testing.T) {
 // TestClusterOnlyForPods sends no request for calls that have no pod of the API server.
 func TestClusterOnlyForPods(t *testing.T) {
 	static := webPod("web-1-a")
-	static.Annotations = map[string]string{sourceAnnotation: "file"}
+	static.Annotations = map[string]string{"kubernetes.io/config.source": "file"}
 	for name, pod := range map[string]policy.Pod{
 		"no pod": {}, "static pod": static, "without a UID": {Namespace: "shop", Name: "web-1-a"},
 	} {

@@ -5,22 +5,82 @@ import (
 	"errors"
 
 	"github.com/distribution/reference"
+	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/imagepin/imagepin/pkg/imagepin/pin"
 	"github.com/imagepin/imagepin/pkg/imagepin/policy"
 )
 
-// PinForPod returns the pin that decides what a reference resolves to for the containers of a pod, or nil if it is not
-// pinned yet. scope is where the policy pins the reference for this pod, and "" if it does not. It fails with
-// [imagepin.PinOfNewerRelease] (ErrNotImplemented), and as [Decider.InCluster] does. A pin of the cluster of which the node
+// Use is the use of an image by a container that is created without a pull.
+type Use struct {
+	// Name is what the caller names the image by.
+	Name string
+	// Image is the image on the node, by digest. It is nil if imagepin does not know the image.
+	Image reference.Canonical
+	// Ref is the reference by which the pod names the image; nil if it names none. InRepository reports that it is in the
+	// repository of Image.
+	Ref          reference.Named
+	InRepository bool
+	// Root is the descriptor of the image on the node.
+	Root ocispec.Descriptor
+	Pod  policy.Pod
+}
+
+// Used is what a container has to run.
+type Used struct {
+	// Ref is the reference of the use; nil if no pin can apply to it.
+	Ref reference.Named
+	// Root is the descriptor to run: that of the image on the node, unless a pin applies.
+	Root ocispec.Descriptor
+	// Pin is the pin that applies; nil if none does.
+	Pin *pin.Pin
+	// Scope is the scope of the pin that applies or that this use makes. It is empty if the policy does not pin Ref.
+	Scope policy.Scope
+	// Verified reports that the image verifiers have accepted Ref and Root. Without it, the use makes no pin.
+	Verified bool
+
+	pod  policy.Pod
+	lock digest.Digest // the lock of the node that the image was checked against
+}
+
+// Use returns what a container has to run. It records what it has learned from the cluster. A pin of the cluster of which the node
 // has no copy is resolved with the node's own credentials.
-func (d *Decider) PinForPod(ctx context.Context, ref reference.Named, pod policy.Pod) (held *pin.Pin, scope policy.Scope, _ error) {
-	pod, err := d.InCluster(ctx, ref, pod)
+//
+// It fails with [imagepin.NotInLock] (ErrPermissionDenied) if the rules allow only images of the node's lock, with
+// [imagepin.PinOfNewerRelease] (ErrNotImplemented), and as [Decider.Ask] and [Decider.Decide] do.
+func (d *Decider) Use(ctx context.Context, u Use) (Used, error) {
+	if u.Image == nil {
+		return Used{}, d.checkUnknownInLock(ctx, u.Name)
+	}
+	used := Used{Root: u.Root, pod: u.Pod, lock: d.lock.Digest()}
+	if u.Ref != nil {
+		held, scope, err := d.pinForPod(ctx, u.Ref, u.Pod)
+		if err != nil {
+			return used, err
+		}
+		// After a lock has moved the tag, the only entry of the image can be in a repository that it was copied to.
+		if u.InRepository || scope == policy.LockScope {
+			used.Ref, used.Pin, used.Scope = u.Ref, held, scope
+		}
+	}
+	if used.Pin != nil {
+		used.Root = used.Pin.Root
+	}
+	ref := used.Ref
+	if ref == nil {
+		ref = u.Image
+	}
+	return used, d.checkInLock(ctx, ref, used.Root.Digest)
+}
+
+// pinForPod returns the pin that decides what a reference resolves to for the containers of a pod, or nil if it is not
+// pinned yet. scope is where the policy pins the reference for this pod, and "" if it does not.
+func (d *Decider) pinForPod(ctx context.Context, ref reference.Named, pod policy.Pod) (held *pin.Pin, scope policy.Scope, _ error) {
+	q, err := d.follow(ctx, ref, pod)
 	if err != nil {
 		return nil, "", err
 	}
-	q := Request{Ref: ref, Policy: d.PolicyFor(ctx, ref, pod), Pod: pod}
 	if held, err = d.pinOf(q); err != nil {
 		return nil, "", err
 	}
@@ -29,53 +89,62 @@ func (d *Decider) PinForPod(ctx context.Context, ref reference.Named, pod policy
 		if err != nil {
 			return nil, "", err
 		}
-		held = &pin.Pin{ID: q.pinID(), Root: v.Root, MadeAt: known.At, By: pin.ByCluster}
+		held = &pin.Pin{ID: q.pinID(), Root: v.Root, MadeAt: known.MadeAt, By: pin.ByCluster}
 	}
 	return held, q.Policy.Scope, nil
 }
 
-// Use is the use of an image by a container that is created without a pull. The image is ready for the container.
-type Use struct {
-	Ref  reference.Named
-	Pod  policy.Pod
-	Root ocispec.Descriptor
-	// Verified reports that the image verifiers have accepted Ref and Root. Without it, the use makes no new pin.
-	Verified bool
+// Confirm checks that what a container uses is still right when its images are ready, and makes the pins that these uses require: the
+// first use of a reference wins. It reports whether every pin has the digest that was made ready, none was removed meanwhile, and
+// the node's lock is the one that the images were checked against.
+//
+// It fails with [imagepin.RetainLimitReached] and [imagepin.PinLimitReached] (both ErrResourceExhausted), and as [Decider.Ask] does.
+func (d *Decider) Confirm(ctx context.Context, all ...Used) (current bool, _ error) {
+	for _, used := range all {
+		if used.lock != d.lock.Digest() {
+			return false, nil
+		}
+		if used.Ref == nil {
+			continue
+		}
+		held, err := d.pinUse(ctx, used)
+		if err != nil {
+			return false, err
+		}
+		if moved := held != nil && held.Root.Digest != used.Root.Digest; moved || held == nil && used.Pin != nil {
+			return false, nil
+		}
+	}
+	return true, nil
 }
 
-// PinUse pins the reference of a use. It returns the pin that decides for the pod: the first use wins. It returns nil if
-// the policy does not pin the reference, or if it is not pinned and the use is not verified. It fails with
-// [imagepin.RetainLimitReached] and [imagepin.PinLimitReached] (both ErrResourceExhausted), and as [Decider.InCluster]
-// does.
-func (d *Decider) PinUse(ctx context.Context, u Use) (*pin.Pin, error) {
-	pod, err := d.InCluster(ctx, u.Ref, u.Pod)
-	if err != nil {
+// pinUse pins the reference of a use. It returns the pin that decides for the pod. It returns nil if the policy does not pin the
+// reference, or if it is not pinned and the use is not verified.
+func (d *Decider) pinUse(ctx context.Context, used Used) (*pin.Pin, error) {
+	q, err := d.follow(ctx, used.Ref, used.pod)
+	if err != nil || q.Policy.Scope == "" {
 		return nil, err
-	}
-	q := Request{Ref: u.Ref, Policy: d.PolicyFor(ctx, u.Ref, pod), Pod: pod}
-	if q.Policy.Scope == "" {
-		return nil, nil
 	}
 	if q.Policy.Scope == policy.LockScope {
 		return d.useLocked(ctx, q)
 	}
 	known, claimed := d.claimed(q, nil)
-	if claimed && known.Digest != u.Root.Digest {
-		return &pin.Pin{ID: q.pinID(), Root: ocispec.Descriptor{Digest: known.Digest}, By: pin.ByCluster}, nil
+	if claimed && known.Root.Digest != used.Root.Digest {
+		return &known, nil
 	}
 	_, pinned := d.pins.Get(q.pinID())
-	if !pinned && !claimed && !u.Verified {
+	if !pinned && !claimed && !used.Verified {
 		return nil, nil
 	}
 	if !pinned && q.Policy.Retain {
 		// Reserve first: there must be no pin if there is no space.
-		release, err := d.reserve(ctx, u.Pod.Namespace, nil, nil, d.inRepository(u.Ref, u.Root.Digest)...)
+		release, err := d.reserve(ctx, used.pod.Namespace, nil, nil, d.inRepository(used.Ref, used.Root.Digest)...)
 		if err != nil {
 			return nil, err
 		}
 		defer release()
 	}
-	held, err := d.makePin(ctx, q.verdict(u.Root, ""), q.firstUse())
+	held, err := d.makePin(ctx, q.verdict(used.Root, ""), q.firstUse())
 	var moved *MovedError
 	if errors.As(err, &moved) {
 		return &pin.Pin{ID: q.pinID(), Root: moved.Verdict.Root, By: pin.ByCluster}, nil
@@ -83,7 +152,7 @@ func (d *Decider) PinUse(ctx context.Context, u Use) (*pin.Pin, error) {
 	if err != nil {
 		return nil, err
 	}
-	if now, locked := d.pins.OfLock(u.Ref.String()); locked {
+	if now, locked := d.pins.OfLock(used.Ref.String()); locked {
 		return &now, nil // a lock was applied meanwhile
 	}
 	return &held, d.pins.Touch(ctx, held.ID)

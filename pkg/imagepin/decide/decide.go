@@ -27,9 +27,8 @@ type Config struct {
 	Proofs   Proofs
 	Registry Registry
 	Retained Retained
-	// Cluster returns how the pins of a Kubernetes cluster are used. If it is nil or returns the zero value, every node has
-	// pins of its own.
-	Cluster func() ClusterConfig
+	// Cluster returns the authority for the pins of a cluster. If it is nil or returns nil, every node has pins of its own.
+	Cluster func() Cluster
 	// Lock is the lock of the node. If it is nil, the node has none.
 	Lock Lock
 	// NotInLock is called for each use of an image that the rules want in the lock and that is not. It may be nil.
@@ -44,16 +43,13 @@ type Decider struct {
 	proofs    Proofs
 	registry  Registry
 	retained  Retained
-	cluster   func() ClusterConfig
+	cluster   func() Cluster // never returns nil
 	lock      Lock
 	notInLock func(policy.Locked)
 }
 
 // New returns a Decider.
 func New(c Config) *Decider {
-	if c.Cluster == nil {
-		c.Cluster = func() ClusterConfig { return ClusterConfig{} }
-	}
 	if c.Lock == nil {
 		c.Lock = noLock{}
 	}
@@ -62,18 +58,63 @@ func New(c Config) *Decider {
 	}
 	return &Decider{
 		lock: c.Lock, notInLock: c.NotInLock,
-		policy: c.Policy, pins: c.Pins, images: c.Images, proofs: c.Proofs, registry: c.Registry, retained: c.Retained, cluster: c.Cluster,
+		policy: c.Policy, pins: c.Pins, images: c.Images, proofs: c.Proofs, registry: c.Registry, retained: c.Retained,
+		cluster: func() Cluster {
+			if c.Cluster != nil {
+				if now := c.Cluster(); now != nil {
+					return now
+				}
+			}
+			return noCluster{}
+		},
 	}
 }
 
-// Request is the input of a decision.
-type Request struct {
+// Call is a call that needs the digest of a reference.
+type Call struct {
 	Ref        reference.Named // normalized, see [imagepin.ParseReference]
 	Credential resolve.Credential
-	Policy     policy.Decision
-	// Pod is the pod of the call, as [Decider.InCluster] returned it.
+	// Pod is the pod of the call. The zero value means no pod.
 	Pod policy.Pod
 	// Target is the target of the call. An image on the node for this target takes precedence over images for others.
+	Target runtimeplatform.Target
+	// OutsideLock allows an image that the node's lock does not name, whatever the rules say.
+	OutsideLock bool
+}
+
+// Ask asks what the policy and the cluster say about a call, and records what it has learned from the cluster. The request is to be
+// decided by [Decider.Decide].
+//
+// It fails with [imagepin.NotInLock] (ErrPermissionDenied), [imagepin.ClusterUnavailable] (ErrUnavailable) and
+// [imagepin.ForeignPin] (ErrFailedPrecondition).
+func (d *Decider) Ask(ctx context.Context, c Call) (Request, error) {
+	if !c.OutsideLock {
+		if err := d.checkInLock(ctx, c.Ref, ""); err != nil {
+			return Request{}, err
+		}
+	}
+	q, err := d.follow(ctx, c.Ref, c.Pod)
+	q.Credential, q.Target = c.Credential, c.Target
+	return q, err
+}
+
+// follow returns the request for a reference and a pod, after the node's pin has been brought in line with the cluster's.
+func (d *Decider) follow(ctx context.Context, ref reference.Named, pod policy.Pod) (q Request, err error) {
+	if d.shares(ref.String(), pod) {
+		if pod, err = d.cluster().Follow(ctx, ref, pod); err != nil {
+			return q, err
+		}
+	}
+	return Request{Ref: ref, Policy: d.loggedPolicy(ctx, ref, pod), Pod: pod}, nil
+}
+
+// Request is the input of a decision. [Decider.Ask] returns it.
+type Request struct {
+	Ref        reference.Named
+	Credential resolve.Credential
+	Policy     policy.Decision
+	// Pod is the pod of the call, with its owner.
+	Pod    policy.Pod
 	Target runtimeplatform.Target
 	// DryRun does not change pins.
 	DryRun bool
@@ -116,8 +157,8 @@ type Verdict struct {
 	Namespace string
 	// Pin is the pin that decided, or nil.
 	Pin *pin.Pin
-	// FirstUse is the pin that this use of Root makes, or nil. See [Decider.PinFirstUse].
-	FirstUse *FirstUse
+	// FirstUse is the pin that this use of Root makes, or nil. See [Decider.Claim].
+	FirstUse *pin.FirstUse
 	// Moves are the pins that a refresh moves to Root when it is ready.
 	Moves []pin.Pin
 }

@@ -139,11 +139,11 @@ func TestDecideFailsIfAPinCannotBeWritten(t *testing.T) {
 			e.make(t, policy.NodeScope, "old", pin.ByUse, false)
 			cause := errors.New("disk full")
 			e.Decider.pins = failingPins{e.pins, cause}
-			q := Request{Ref: e.ref, Policy: e.PolicyFor(e.ctx, e.ref, policy.Pod{})}
+			q := Request{Ref: e.ref, Policy: e.loggedPolicy(e.ctx, e.ref, policy.Pod{})}
 			if _, err := e.Decide(e.ctx, q); !errors.Is(err, cause) {
 				t.Errorf("got %v, want %v", err, cause)
 			}
-			if _, err := e.PinUse(e.ctx, Use{Ref: e.ref, Pod: policy.Pod{}, Root: roots["old"], Verified: true}); !errors.Is(err, cause) {
+			if _, err := e.pinUse(e.ctx, Used{Ref: e.ref, pod: policy.Pod{}, Root: roots["old"], Verified: true}); !errors.Is(err, cause) {
 				t.Errorf("PinUse: got %v, want %v", err, cause)
 			}
 		})
@@ -234,7 +234,7 @@ func TestWithoutTag(t *testing.T) {
 			}
 			e.registry.tag.Store("deleted")
 			e.registry.byDigest.Store(test.byDigest)
-			q := Request{Ref: e.ref, Policy: e.PolicyFor(e.ctx, e.ref, pod), Target: ownTarget}
+			q := Request{Ref: e.ref, Policy: e.loggedPolicy(e.ctx, e.ref, pod), Target: ownTarget}
 			if test.scope == policy.NodeScope {
 				q.Policy.Scope = policy.NodeScope
 			}
@@ -348,7 +348,7 @@ func TestPinOfNewerRelease(t *testing.T) {
 	_, err := e.Decide(e.ctx, Request{Ref: e.ref, Policy: effective})
 	wantError(t, err, imagepin.PinOfNewerRelease, errdefs.ErrNotImplemented)
 	wantEqual(t, "requests", e.registry.requests.Load(), 0)
-	_, _, err = e.PinForPod(e.ctx, e.ref, pod)
+	_, _, err = e.pinForPod(e.ctx, e.ref, pod)
 	wantError(t, err, imagepin.PinOfNewerRelease, errdefs.ErrNotImplemented)
 	effective, _ = e.EffectivePolicy(e.ref.String(), policy.Pod{Namespace: "other"})
 	wantEqual(t, "scope of another pod", effective.Scope, "")
@@ -397,12 +397,12 @@ func TestEffectivePolicy(t *testing.T) {
 func TestIgnoredAnnotations(t *testing.T) {
 	e := newEnv(t, policy.Rule{Behavior: policy.Default, Consistency: policy.Off})
 	ctx, hook := logged(e.ctx)
-	e.PolicyFor(ctx, e.ref, policy.Pod{Namespace: "shop"})
+	e.loggedPolicy(ctx, e.ref, policy.Pod{Namespace: "shop"})
 	wantEqual(t, "log entries without annotations", len(hook.AllEntries()), 0)
 	pod := policy.Pod{Namespace: "shop", Annotations: map[string]string{policy.BehaviorAnnotation: "always"}}
 	_, ignored := e.EffectivePolicy(e.ref.String(), pod)
 	wantEqual(t, "ignored", len(ignored), 1)
-	e.PolicyFor(ctx, e.ref, pod)
+	e.loggedPolicy(ctx, e.ref, pod)
 	entry := hook.LastEntry()
 	if entry == nil || entry.Level != logrus.WarnLevel || !strings.Contains(entry.Message, ignored[0]) ||
 		entry.Data["ref"] != e.ref.String() || entry.Data["namespace"] != "shop" {

@@ -21,6 +21,7 @@ import (
 	"github.com/imagepin/imagepin/internal/ctdtest"
 	"github.com/imagepin/imagepin/pkg/imagepin"
 	"github.com/imagepin/imagepin/pkg/imagepin/pin"
+	"github.com/imagepin/imagepin/pkg/imagepin/pin/cluster"
 	"github.com/imagepin/imagepin/pkg/imagepin/policy"
 	"github.com/imagepin/imagepin/pkg/imagepin/resolve"
 	"github.com/imagepin/imagepin/pkg/runtimeplatform"
@@ -165,14 +166,16 @@ func (s boltNamespaces) Create(ctx context.Context, name string, labels map[stri
 // env is a node with a registry, a real pin store, a real resolver, and a list of images.
 type env struct {
 	*Decider
-	ctx      context.Context
-	node     *ctdtest.Node
-	pins     *pin.Store
-	images   *imageList
-	retained *retained
-	registry *fakeRegistry
-	resolver *resolve.Resolver
-	ref      reference.Named
+	authority *cluster.Authority // nil without a cluster
+	member    *member
+	ctx       context.Context
+	node      *ctdtest.Node
+	pins      *pin.Store
+	images    *imageList
+	retained  *retained
+	registry  *fakeRegistry
+	resolver  *resolve.Resolver
+	ref       reference.Named
 }
 
 func newEnv(t *testing.T, rule policy.Rule, rules ...policy.Rule) *env {

@@ -24,8 +24,7 @@ func ExampleDecider_Decide() {
 	}
 	registry := &oneTag{root: build("first build")}
 	decider := decide.New(decide.Config{
-		Policy: func() *policy.Policy { return rules }, Pins: pins{}, Images: noImages{}, Proofs: noProofs{},
-		Registry: registry, Retained: noneRetained{},
+		Policy: func() *policy.Policy { return rules }, Pins: pins{held: map[pin.ID]pin.Pin{}}, Images: noImages{}, Proofs: noProofs{}, Registry: registry,
 	})
 	ref, err := imagepin.ParseReference("registry.example/shop/cart:v7")
 	if err != nil {
@@ -35,15 +34,23 @@ func ExampleDecider_Decide() {
 	ctx := context.Background()
 	start := func(name, revision string) {
 		pod := policy.Pod{Namespace: "shop", Labels: map[string]string{"pod-template-hash": revision}}
-		v, err := decider.Decide(ctx, decide.Request{Ref: ref, Policy: decider.PolicyFor(ctx, ref, pod)})
-		if err == nil {
-			// After the image verifiers have allowed the image and the manifest has been read.
-			v, err = decider.PinFirstUse(ctx, v)
-		}
+		q, err := decider.Ask(ctx, decide.Call{Ref: ref, Pod: pod})
 		if err != nil {
 			fmt.Println(err)
 			return
 		}
+		v, err := decider.Decide(ctx, q)
+		if err != nil {
+			fmt.Println(err)
+			return
+		}
+		// After the image verifiers have allowed the image and the manifest has been read.
+		v, release, err := decider.Claim(ctx, v, imagepin.Entry{}, nil)
+		if err != nil {
+			fmt.Println(err)
+			return
+		}
+		defer release()
 		fmt.Printf("%s runs the %s, pinned in scope %s\n", name, v.Root.Annotations["build"], v.Pin.Scope)
 	}
 
@@ -64,108 +71,40 @@ func build(name string) ocispec.Descriptor {
 }
 
 // oneTag is a registry in which all tags resolve to one image.
-type oneTag struct{ root ocispec.Descriptor }
+type oneTag struct {
+	decide.Registry
+	root ocispec.Descriptor
+}
 
 func (r *oneTag) Resolve(context.Context, reference.Named, resolve.Credential) (resolve.Resolved, error) {
 	return resolve.Resolved{Root: r.root, Host: "registry.example"}, nil
 }
 
-func (r *oneTag) Authorize(context.Context, reference.Canonical, resolve.Credential) (resolve.Resolved, error) {
-	return resolve.Resolved{Root: r.root, Host: "registry.example"}, nil
+// pins has pins in memory. [pin.Store] has them in containerd.
+type pins struct {
+	decide.Pins
+	held map[pin.ID]pin.Pin
 }
 
-// pins are pins in memory. [pin.Store] keeps them in containerd.
-type pins map[pin.ID]pin.Pin
-
 func (p pins) Get(id pin.ID) (pin.Pin, bool) {
-	held, ok := p[id]
+	held, ok := p.held[id]
 	return held, ok
 }
 
-func (p pins) MakeForNamespace(_ context.Context, _ string, id pin.ID, root ocispec.Descriptor, by pin.By, retain bool) (pin.Pin, error) {
-	if _, ok := p[id]; !ok {
-		p[id] = pin.Pin{ID: id, Root: root, By: by, Retain: retain}
+func (p pins) MakeForNamespace(_ context.Context, _ string, id pin.ID, root ocispec.Descriptor, by pin.By, _ bool) (pin.Pin, error) {
+	if _, ok := p.held[id]; !ok {
+		p.held[id] = pin.Pin{ID: id, Root: root, By: by}
 	}
-	return p[id], nil
+	return p.held[id], nil
 }
 
-func (p pins) Move(_ context.Context, id pin.ID, root ocispec.Descriptor, by pin.By, retain bool) (pin.Pin, error) {
-	p[id] = pin.Pin{ID: id, Root: root, By: by, Retain: retain}
-	return p[id], nil
-}
+func (pins) Scopes(string) []pin.Pin             { return nil }
+func (pins) OfLock(string) (pin.Pin, bool)       { return pin.Pin{}, false }
+func (pins) CheckReadable(pin.ID) error          { return nil }
+func (pins) Touch(context.Context, pin.ID) error { return nil }
 
-func (p pins) MoveUnchanged(ctx context.Context, read pin.Pin, root ocispec.Descriptor, by pin.By, retain bool) (pin.Pin, error) {
-	return p.Move(ctx, read.ID, root, by, retain)
-}
+type noImages struct{ decide.Images }
 
-func (p pins) Refresh(ctx context.Context, read pin.Pin, root ocispec.Descriptor, _ bool) (pin.Pin, error) {
-	return p.Move(ctx, read.ID, root, pin.ByRefresh, read.Retain)
-}
+func (noImages) ByRef(string) []imagepin.Entry { return nil }
 
-func (p pins) Follow(ctx context.Context, id pin.ID, root ocispec.Descriptor, retain bool, _ string) (pin.Followed, error) {
-	held, err := p.Move(ctx, id, root, pin.ByCluster, retain)
-	return pin.Followed{Pin: held}, err
-}
-
-func (p pins) Unfollow(_ context.Context, read pin.Pin) (bool, error) {
-	delete(p, read.ID)
-	return true, nil
-}
-
-func (p pins) MakeProvisional(ctx context.Context, id pin.ID, root ocispec.Descriptor, retain bool, _ pin.Claimant) (pin.Pin, error) {
-	return p.MakeForNamespace(ctx, "", id, root, pin.ByUse, retain)
-}
-
-func (p pins) List() (all []pin.Pin) {
-	for _, held := range p {
-		all = append(all, held)
-	}
-	return all
-}
-
-func (p pins) Scopes(ref string) (all []pin.Pin) {
-	for id, held := range p {
-		if id.Ref == ref {
-			all = append(all, held)
-		}
-	}
-	return all
-}
-
-func (pins) OfLock(string) (pin.Pin, bool)                            { return pin.Pin{}, false }
-func (pins) CheckReadable(pin.ID) error                               { return nil }
-func (pins) Touch(context.Context, pin.ID) error                      { return nil }
-func (pins) RecordDrift(context.Context, pin.ID, digest.Digest) error { return nil }
-func (pins) EvictRetaining(context.Context, func(string) bool, func([]digest.Digest) bool) (bool, error) {
-	return false, nil
-}
-
-func (pins) Prove(context.Context, reference.Named, digest.Digest, ...imagepin.Proof) error {
-	return nil
-}
-
-// noImages is a node without images.
-type noImages struct{}
-
-func (noImages) ByRef(string) []imagepin.Entry             { return nil }
-func (noImages) ByRoot(digest.Digest) []imagepin.Entry     { return nil }
-func (noImages) ByManifest(digest.Digest) []imagepin.Entry { return nil }
-
-// noProofs has no proofs.
-type noProofs struct{}
-
-func (noProofs) Of(reference.Named, resolve.Credential, digest.Digest) string { return "" }
-func (noProofs) Accepted(reference.Named, resolve.Credential, digest.Digest) (string, bool) {
-	return "", false
-}
-
-// noneRetained retains no content.
-type noneRetained struct{}
-
-func (noneRetained) HoldsRoot(digest.Digest) bool { return false }
-
-func (noneRetained) OverShare(string, int64) func(string) bool { return nil }
-
-func (noneRetained) Reserve(string, func() int64, func(digest.Digest) bool, ...imagepin.Entry) (func(), error) {
-	return func() {}, nil
-}
+type noProofs struct{ decide.Proofs }

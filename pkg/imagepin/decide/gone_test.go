@@ -64,11 +64,11 @@ func TestClaimedMayBeGone(t *testing.T) {
 	e := newMember(t, newFakeCluster(), false)
 	mirror := e.addMirror(t, `"pull", "resolve"`)
 	mirror.status.Store(404)
-	e.cluster().Cluster.(*member).pins["uid-1 "+e.ref.String()] = roots["old"].Digest
+	e.member.pins["uid-1 "+e.ref.String()] = roots["old"].Digest
 	e.registry.Close()
-	pod, err := e.InCluster(e.ctx, e.ref, webPod("web-1-a"))
+	q, err := e.Ask(e.ctx, Call{Ref: e.ref, Pod: webPod("web-1-a")})
 	noError(t, err)
-	_, err = e.Decide(e.ctx, Request{Ref: e.ref, Policy: e.PolicyFor(e.ctx, e.ref, pod), Pod: pod})
+	_, err = e.Decide(e.ctx, q)
 	checkMayBeGone(t, e, err, []string{mirror.URL, e.registry.URL}, []string{"pinned in the cluster by ", " ago) to ", "Run: kubectl imagepin refresh --namespace "})
 }
 

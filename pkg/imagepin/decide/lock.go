@@ -65,15 +65,15 @@ func (d *Decider) onlyUnlocked(ref reference.Named, scope policy.Scope) error {
 	return nil
 }
 
-// LockDigest identifies the node's lock. It is empty if the node has none.
-func (d *Decider) LockDigest() digest.Digest { return d.lock.Digest() }
+// Locked returns the pin that the node's lock has for a normalized reference.
+func (d *Decider) Locked(ref string) (pin.Pin, bool) { return d.pins.OfLock(ref) }
 
-// CheckInLock checks that the node's lock names an image, if the rule for its reference requires that. root is the digest of
+// checkInLock checks that the node's lock names an image, if the rule for its reference requires that. root is the digest of
 // the image if it is known, and otherwise empty: then a tag must have a pin of the lock.
 //
 // With locked = "strict" it fails with [imagepin.NotInLock] (ErrPermissionDenied). With "warn" it logs the use and counts
 // it.
-func (d *Decider) CheckInLock(ctx context.Context, ref reference.Named, root digest.Digest) error {
+func (d *Decider) checkInLock(ctx context.Context, ref reference.Named, root digest.Digest) error {
 	rule := d.policy().Rule(ref.String())
 	if rule.Locked == policy.LockedOff || d.inLock(ref, root) {
 		return nil
@@ -89,10 +89,10 @@ func (d *Decider) CheckInLock(ctx context.Context, ref reference.Named, root dig
 // imageID matches an image ID, or the beginning of one, which containerd's CRI also finds.
 var imageID = regexp.MustCompile(`^(sha256:)?[0-9a-f]{1,64}$`)
 
-// CheckUnknownInLock is [Decider.CheckInLock] for an image that imagepin does not know. name is what the caller named it by.
-func (d *Decider) CheckUnknownInLock(ctx context.Context, name string) error {
+// checkUnknownInLock is checkInLock for an image that imagepin does not know. name is what the caller named it by.
+func (d *Decider) checkUnknownInLock(ctx context.Context, name string) error {
 	if ref, err := imagepin.ParseReference(name); err == nil && !imageID.MatchString(name) {
-		return d.CheckInLock(ctx, ref, "")
+		return d.checkInLock(ctx, ref, "")
 	}
 	if !d.policy().HasStrict() {
 		return nil

@@ -68,11 +68,11 @@ func TestLockPrecedes(t *testing.T) {
 			if v.FirstUse != nil || v.Pin == nil || v.Pin.By != pin.ByLock {
 				t.Errorf("verdict %+v", v)
 			}
-			held, scope, err := e.PinForPod(e.ctx, e.ref, pod)
+			held, scope, err := e.pinForPod(e.ctx, e.ref, pod)
 			noError(t, err)
 			wantEqual(t, "scope for the pod", scope, policy.LockScope)
 			wantEqual(t, "digest for the pod", version(held.Root.Digest), "old")
-			if used, err := e.PinUse(e.ctx, Use{Ref: e.ref, Pod: pod, Root: roots["new"], Verified: true}); err != nil || version(used.Root.Digest) != "old" {
+			if used, err := e.pinUse(e.ctx, Used{Ref: e.ref, pod: pod, Root: roots["new"], Verified: true}); err != nil || version(used.Root.Digest) != "old" {
 				t.Errorf("use by a container: %+v, %v", used, err)
 			}
 			if drift := e.pins.LockPins()[0].Drift; drift == nil || drift.Digest != roots["new"].Digest {
@@ -113,38 +113,38 @@ func TestLockAppliedDuringRequest(t *testing.T) {
 			wantEqual(t, "digest", version(v.Root.Digest), c.want)
 			wantEqual(t, "first use", v.FirstUse != nil, c.firstUse)
 			wantEqual(t, "pinned by the lock", v.Pin != nil && v.Pin.By == pin.ByLock, c.during != "")
-			noError(t, e.CheckPin(v))
+			noError(t, e.current(v))
 		})
 	}
 }
 
-// TestCheckPinAgainstLock checks verdicts from before a lock was applied, changed or removed.
-func TestCheckPinAgainstLock(t *testing.T) {
+// TestCurrentAgainstLock checks verdicts from before a lock was applied, changed or removed.
+func TestCurrentAgainstLock(t *testing.T) {
 	e := newEnv(t, policy.Rule{Behavior: policy.Default, Consistency: policy.Node})
 	node := e.make(t, policy.NodeScope, "new", pin.ByUse, false)
-	first := Verdict{Ref: e.ref, Root: roots["new"], FirstUse: &FirstUse{ID: e.id(policy.NodeScope)}}
+	first := Verdict{Ref: e.ref, Root: roots["new"], FirstUse: &pin.FirstUse{ID: e.id(policy.NodeScope)}}
 	pinned := Verdict{Ref: e.ref, Root: roots["new"], Pin: &node}
 	byDigest := Verdict{Ref: e.byDigest(t, "new"), Root: roots["new"]}
 	for _, v := range []Verdict{first, pinned, byDigest} {
-		noError(t, e.CheckPin(v))
-		wantEqual(t, "moves the tag without a lock", e.MovesTag(v), true)
+		noError(t, e.current(v))
+		wantEqual(t, "moves the tag without a lock", e.movesTag(v), true)
 	}
 	e.lock("old")
 	for _, v := range []Verdict{first, pinned} {
-		wantMoved(t, e.CheckPin(v), "old")
-		wantEqual(t, "moves the tag", e.MovesTag(v), false)
+		wantMoved(t, e.current(v), "old")
+		wantEqual(t, "moves the tag", e.movesTag(v), false)
 	}
-	noError(t, e.CheckPin(byDigest))
+	noError(t, e.current(byDigest))
 	locked, _ := e.pins.OfLock(e.ref.String())
 	now := Verdict{Ref: e.ref, Root: roots["old"], Pin: &locked}
-	noError(t, e.CheckPin(now))
-	wantEqual(t, "the lock moves the tag", e.MovesTag(now), true)
+	noError(t, e.current(now))
+	wantEqual(t, "the lock moves the tag", e.movesTag(now), true)
 	e.lock("new")
-	wantMoved(t, e.CheckPin(now), "new")
-	noError(t, e.CheckPin(first))
-	wantEqual(t, "the digest of the lock moves the tag", e.MovesTag(first), true)
+	wantMoved(t, e.current(now), "new")
+	noError(t, e.current(first))
+	wantEqual(t, "the digest of the lock moves the tag", e.movesTag(first), true)
 	e.lock("")
-	noError(t, e.CheckPin(now))
+	noError(t, e.current(now))
 }
 
 // TestLockedWithoutTag uses the locked digest although the registry does not have the tag any more.
@@ -189,11 +189,11 @@ func TestLockedInCluster(t *testing.T) {
 	e.wantPull(t, pod, "old")
 	asked, owners := c.asked, c.owners
 	e.lock("new")
-	wantEqual(t, "shares pins", e.SharesPins(e.ref.String(), pod), false)
+	wantEqual(t, "shares pins", e.shares(e.ref.String(), pod), false)
 	e.wantPull(t, pod, "new")
 	wantEqual(t, "requests to the cluster", [2]int{c.asked, c.owners}, [2]int{asked, owners})
 	e.lock("")
-	wantEqual(t, "shares pins after the removal", e.SharesPins(e.ref.String(), pod), true)
+	wantEqual(t, "shares pins after the removal", e.shares(e.ref.String(), pod), true)
 	e.wantPull(t, pod, "old")
 }
 
@@ -232,7 +232,7 @@ func TestCheckInLock(t *testing.T) {
 				Policy: rulebook, Pins: e.pins, Lock: namesOf{repository + "@" + index.String(): true, repository + "@" + amd64.String(): true},
 				NotInLock: func(policy.Locked) { counts++ },
 			})
-			err = d.CheckInLock(e.ctx, ref, c.root)
+			err = d.checkInLock(e.ctx, ref, c.root)
 			var known *imagepin.Error
 			if c.refuse != (errors.As(err, &known) && known.Reason == imagepin.NotInLock && errdefs.IsPermissionDenied(err)) || !c.refuse && err != nil {
 				t.Errorf("got %v", err)
@@ -271,7 +271,7 @@ func TestCheckUnknownInLock(t *testing.T) {
 			noError(t, err)
 			counts := 0
 			d := New(Config{Policy: ctdtest.Always(rulebook), Pins: pin.New(pin.Config{}), NotInLock: func(policy.Locked) { counts++ }})
-			if err = d.CheckUnknownInLock(t.Context(), c.name); c.refuse != errdefs.IsPermissionDenied(err) || !c.refuse && err != nil {
+			if err = d.checkUnknownInLock(t.Context(), c.name); c.refuse != errdefs.IsPermissionDenied(err) || !c.refuse && err != nil {
 				t.Errorf("got %v", err)
 			}
 			if c.refuse && !strings.Contains(err.Error(), "no lock is applied") {

@@ -14,21 +14,21 @@ import (
 
 	"github.com/imagepin/imagepin/api/v1alpha1"
 	"github.com/imagepin/imagepin/pkg/imagepin"
-	"github.com/imagepin/imagepin/pkg/imagepin/claim"
-	"github.com/imagepin/imagepin/pkg/imagepin/cluster"
 	"github.com/imagepin/imagepin/pkg/imagepin/pin"
+	"github.com/imagepin/imagepin/pkg/imagepin/pin/cluster"
+	"github.com/imagepin/imagepin/pkg/imagepin/pin/cluster/kube"
 	"github.com/imagepin/imagepin/pkg/imagepin/policy"
 	"github.com/imagepin/imagepin/pkg/imagepin/resolve"
 )
 
-// apiServer is an API server with one owner, web-1, and one image. It implements claim.API, claim.EventAPI and
-// claim.Observer.
+// apiServer is an API server with one owner, web-1, and one image. It implements cluster.API, cluster.EventAPI and
+// cluster.Observer.
 type apiServer struct {
 	mu     sync.Mutex
 	away   bool
 	pin    digest.Digest
 	lost   int
-	events chan cluster.Event
+	events chan kube.Event
 }
 
 // answer sets what the API server answers: nothing, or the digest of the ImagePin.
@@ -47,35 +47,35 @@ func (s *apiServer) read() (digest.Digest, error) {
 	return s.pin, nil
 }
 
-func (s *apiServer) OwnerOf(context.Context, cluster.Pod) (*cluster.Owner, error) {
+func (s *apiServer) OwnerOf(context.Context, kube.Pod) (*kube.Owner, error) {
 	_, err := s.read()
-	return &cluster.Owner{Owner: v1alpha1.Owner{APIVersion: "apps/v1", Kind: "ReplicaSet", Name: "web-1", UID: "uid-1"}, Namespace: "shop"}, err
+	return &kube.Owner{Owner: v1alpha1.Owner{APIVersion: "apps/v1", Kind: "ReplicaSet", Name: "web-1", UID: "uid-1"}, Namespace: "shop"}, err
 }
 
-func (s *apiServer) Find(context.Context, cluster.Owner, string, bool) (*cluster.Pin, error) {
+func (s *apiServer) Find(context.Context, kube.Owner, string, bool) (*kube.Pin, error) {
 	d, err := s.read()
 	if d == "" {
 		return nil, err
 	}
-	return &cluster.Pin{Digest: d, By: &v1alpha1.Claimer{Node: "other"}}, nil
+	return &kube.Pin{Digest: d, By: &v1alpha1.Claimer{Node: "other"}}, nil
 }
 
-func (s *apiServer) Claim(_ context.Context, _ cluster.Owner, _ cluster.Pod, _ string, d digest.Digest) (cluster.Pin, bool, error) {
+func (s *apiServer) Claim(_ context.Context, _ kube.Owner, _ kube.Pod, _ string, d digest.Digest) (kube.Pin, bool, error) {
 	now, err := s.read()
 	if err != nil || now != "" {
-		return cluster.Pin{Digest: now, By: &v1alpha1.Claimer{Node: "other"}}, false, err
+		return kube.Pin{Digest: now, By: &v1alpha1.Claimer{Node: "other"}}, false, err
 	}
 	s.answer(false, d)
-	return cluster.Pin{Digest: d}, true, nil
+	return kube.Pin{Digest: d}, true, nil
 }
 
-func (s *apiServer) Report(_ context.Context, e cluster.Event) error {
+func (s *apiServer) Report(_ context.Context, e kube.Event) error {
 	s.events <- e
 	return nil
 }
 
-func (s *apiServer) Claimed(o claim.Outcome, _ time.Duration) {
-	if o == claim.Lost {
+func (s *apiServer) Claimed(o pin.Outcome, _ time.Duration) {
+	if o == pin.Lost {
 		s.Lost()
 	}
 }
@@ -90,7 +90,7 @@ func (s *apiServer) Lost() {
 type losing struct {
 	*env
 	server   *apiServer
-	reporter *claim.Reporter
+	reporter *cluster.Reporter
 	hook     *test.Hook
 }
 
@@ -98,8 +98,8 @@ type losing struct {
 // that the pin is the owner's.
 func newLosing(t *testing.T, known bool) *losing {
 	t.Helper()
-	s := &apiServer{events: make(chan cluster.Event, 64)}
-	l := &losing{env: newEnv(t, policy.Rule{Behavior: policy.Default, Consistency: policy.Workload}), server: s, reporter: claim.NewReporter(s, 0)}
+	s := &apiServer{events: make(chan kube.Event, 64)}
+	l := &losing{env: newEnv(t, policy.Rule{Behavior: policy.Default, Consistency: policy.Workload}), server: s, reporter: cluster.NewReporter(s, 0)}
 	l.ctx, l.hook = logged(l.ctx)
 	ctx, cancel := context.WithCancel(l.ctx)
 	var running sync.WaitGroup
@@ -108,8 +108,8 @@ func newLosing(t *testing.T, known bool) *losing {
 		cancel()
 		running.Wait()
 	})
-	claims := claim.New(claim.Config{API: s, Observer: s, Reporter: l.reporter, Recheck: time.Minute})
-	l.Decider.cluster = func() ClusterConfig { return ClusterConfig{Cluster: claims} }
+	claims := cluster.NewClaims(cluster.ClaimsConfig{API: s, Observer: s, Reporter: l.reporter, Recheck: time.Minute})
+	l.share(claims, false)
 	if known {
 		_, err := claims.Owner(l.ctx, webPod("web-1-a"))
 		noError(t, err)
@@ -124,7 +124,7 @@ func newLosing(t *testing.T, known bool) *losing {
 
 func (l *losing) settle(t *testing.T) {
 	for _, held := range l.pins.Provisional() {
-		if err := l.Settle(l.ctx, held); err != nil {
+		if err := l.authority.Settle(l.ctx, held); err != nil {
 			t.Error(err)
 		}
 	}
@@ -134,7 +134,7 @@ func (l *losing) settle(t *testing.T) {
 func (l *losing) settlePrivate(t *testing.T) {
 	l.registry.status.Store(401)
 	for _, held := range l.pins.Provisional() {
-		if err, waits := l.Settle(l.ctx, held), new(WaitError); !errors.As(err, &waits) {
+		if err, waits := l.authority.Settle(l.ctx, held), new(cluster.WaitError); !errors.As(err, &waits) {
 			t.Errorf("got %v, want that the pin waits for another pod", err)
 		}
 	}
@@ -142,7 +142,7 @@ func (l *losing) settlePrivate(t *testing.T) {
 }
 
 func (l *losing) lookup(t *testing.T) {
-	if _, err := l.InCluster(l.ctx, l.ref, webPod("web-1-b")); err != nil {
+	if _, err := l.follow(l.ctx, l.ref, webPod("web-1-b")); err != nil {
 		t.Error(err)
 	}
 }
@@ -150,7 +150,7 @@ func (l *losing) lookup(t *testing.T) {
 func (l *losing) pullNext(t *testing.T) { l.wantPull(t, webPod("web-1-b"), "new") }
 
 func (l *losing) container(t *testing.T) {
-	held, err := l.PinUse(l.ctx, Use{Ref: l.ref, Pod: webPod("web-1-b"), Root: roots["new"], Verified: true})
+	held, err := l.pinUse(l.ctx, Used{Ref: l.ref, pod: webPod("web-1-b"), Root: roots["new"], Verified: true})
 	if err != nil || version(held.Root.Digest) != "new" {
 		t.Errorf("got %+v, %v, want the cluster's pin", held, err)
 	}
@@ -158,7 +158,7 @@ func (l *losing) container(t *testing.T) {
 
 // oldContainer creates a container whose image on the node is the one that was pinned provisionally.
 func (l *losing) oldContainer(t *testing.T) {
-	held, err := l.PinUse(l.ctx, Use{Ref: l.ref, Pod: webPod("web-1-b"), Root: roots["old"], Verified: true})
+	held, err := l.pinUse(l.ctx, Used{Ref: l.ref, pod: webPod("web-1-b"), Root: roots["old"], Verified: true})
 	if err != nil || version(held.Root.Digest) != "new" {
 		t.Errorf("got %+v, %v, want the cluster's pin", held, err)
 	}

@@ -216,10 +216,10 @@ func (e *env) start(t *testing.T, pulls bool) (string, error) {
 	t.Helper()
 	var run digest.Digest
 	if pulls {
-		q := Request{Ref: e.ref, Policy: e.PolicyFor(e.ctx, e.ref, policy.Pod{}), Target: ownTarget}
+		q := Request{Ref: e.ref, Policy: e.loggedPolicy(e.ctx, e.ref, policy.Pod{}), Target: ownTarget}
 		v, err := e.Decide(e.ctx, q)
 		if err == nil {
-			v, err = e.PinFirstUse(e.ctx, v)
+			v, err = e.pinFirstUse(e.ctx, v)
 		}
 		switch {
 		case errdefs.IsNotFound(err):
@@ -235,7 +235,7 @@ func (e *env) start(t *testing.T, pulls bool) (string, error) {
 	} else {
 		present := e.images.ByRef(e.ref.String())
 		run = present[slices.IndexFunc(present, func(i imagepin.Entry) bool { return i.Target == ownTarget })].Root.Digest
-		held, _, err := e.PinForPod(e.ctx, e.ref, policy.Pod{})
+		held, _, err := e.pinForPod(e.ctx, e.ref, policy.Pod{})
 		noError(t, err)
 		if held != nil { // ImageStatus reports only the pinned digest
 			run = held.Root.Digest
@@ -244,7 +244,7 @@ func (e *env) start(t *testing.T, pulls bool) (string, error) {
 				return "absent", nil
 			}
 		}
-		used, err := e.PinUse(e.ctx, Use{Ref: e.ref, Pod: policy.Pod{}, Root: roots[version(run)], Verified: true})
+		used, err := e.pinUse(e.ctx, Used{Ref: e.ref, pod: policy.Pod{}, Root: roots[version(run)], Verified: true})
 		noError(t, err)
 		if used != nil && used.Root.Digest != run {
 			t.Errorf("pinned %s, but ran %s", version(used.Root.Digest), version(run))

@@ -323,7 +323,7 @@ func TestMovePinsOfOthers(t *testing.T) {
 	wantEqual(t, "moved", len(moved), 1)
 	wantEqual(t, "pin after the move", version(moved[0].Root.Digest), "new")
 	wantEqual(t, "the verdict has no pin", v.Pin == nil, true)
-	wantEqual(t, "the tag moves", e.MovesTag(v), false)
+	wantEqual(t, "the tag moves", e.movesTag(v), false)
 }
 
 // TestReserveForRefresh reserves space for the images of a refresh before they are made ready, if one of its pins
@@ -340,7 +340,7 @@ func TestReserveForRefresh(t *testing.T) {
 			e.put(t, "new", otherTarget, imagepin.SourcePull, nil, 1)
 			next := imagepin.Entry{Key: imagepin.Key{Ref: r.Verdict.Ref.String(), Target: ownTarget}, Root: r.Verdict.Root}
 
-			release, err := e.Reserve(e.ctx, r.Verdict, next, nil)
+			release, err := e.reserveFor(e.ctx, r.Verdict, next, nil)
 			noError(t, err)
 			wantEqual(t, "reserved", e.retained.reserved == 1, retain)
 			if retain {
@@ -351,7 +351,7 @@ func TestReserveForRefresh(t *testing.T) {
 			wantEqual(t, "reservations that are not released", e.retained.reserved, 0)
 
 			e.retained.full = true
-			_, err = e.Reserve(e.ctx, r.Verdict, next, nil)
+			_, err = e.reserveFor(e.ctx, r.Verdict, next, nil)
 			wantEqual(t, "fails without space", err != nil, retain)
 
 			e.retained.full = false

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 
 	"github.com/distribution/reference"
 	"github.com/opencontainers/go-digest"
@@ -26,6 +27,8 @@ type PinReader interface {
 	Get(id pin.ID) (pin.Pin, bool)
 	// Scopes returns the pins of a reference.
 	Scopes(ref string) []pin.Pin
+	// Pinned reports whether a reference has a pin in any scope.
+	Pinned(ref string) bool
 	// OfLock returns the pin that the node's lock has for a reference.
 	OfLock(ref string) (pin.Pin, bool)
 	// CheckReadable fails with [imagepin.PinOfNewerRelease] if a pin cannot be read.
@@ -47,12 +50,6 @@ type PinWriter interface {
 	Touch(ctx context.Context, id pin.ID) error
 	// RecordDrift records the digest that the registry returned for a pinned tag.
 	RecordDrift(ctx context.Context, id pin.ID, now digest.Digest) error
-	// Follow makes or moves the node's copy of a pin that a node has claimed in the cluster. Unfollow removes it, and
-	// reports whether this call did.
-	Follow(ctx context.Context, id pin.ID, root ocispec.Descriptor, retain bool, claimer string) (pin.Followed, error)
-	Unfollow(ctx context.Context, read pin.Pin) (removed bool, _ error)
-	// MakeProvisional pins a reference until the cluster has a pin, unless it is pinned.
-	MakeProvisional(ctx context.Context, id pin.ID, root ocispec.Descriptor, retain bool, pod pin.Claimant) (pin.Pin, error)
 	// EvictRetaining removes pins that retain content and that nothing uses, of namespaces for which may returns true: the fewest
 	// digests that are enough, or none.
 	EvictRetaining(ctx context.Context, may func(namespace string) bool, enough func(freed []digest.Digest) bool) (evicted bool, _ error)
@@ -60,42 +57,28 @@ type PinWriter interface {
 	Prove(ctx context.Context, ref reference.Named, root digest.Digest, used ...imagepin.Proof) error
 }
 
-// FirstUse is a pin that the first use of a reference makes.
-type FirstUse struct {
-	ID pin.ID
-	// Namespace is the Kubernetes namespace of the pod that the pin is made for. It is empty if there is no pod.
-	Namespace string
-	Retain    bool
-	// Pod is the pod that the pin is claimed for in the cluster. It has neither an owner nor is it provisional if the pin is
-	// the node's own.
-	Pod policy.Pod
-	// Registry is what the registry returned for the tag before another node was found to have pinned it, or "".
-	Registry digest.Digest
-}
-
-// inCluster reports whether the pin is one of the cluster.
-func (u *FirstUse) inCluster() bool { return u.Pod.Owner != nil || u.Pod.Provisional }
-
 func (q Request) pinID() pin.ID { return pin.ID{Scope: q.Policy.Scope, Ref: q.Ref.String()} }
 
-func (q Request) firstUse() *FirstUse {
-	use := &FirstUse{ID: q.pinID(), Namespace: q.Policy.Namespace, Retain: q.Policy.Retain}
+func (q Request) firstUse() *pin.FirstUse {
+	use := &pin.FirstUse{ID: q.pinID(), Namespace: q.Policy.Namespace, Retain: q.Policy.Retain}
 	if q.Policy.Scope != policy.NodeScope {
 		use.Pod = q.Pod
 	}
 	return use
 }
 
-// Pinned returns the digest that the reference of a request is pinned to, or "".
-func (d *Decider) Pinned(q Request) digest.Digest {
-	held, ok := d.pins.Get(q.pinID())
-	if q.Policy.Scope == "" {
-		return ""
+// Key returns the same text for requests with the same outcome, without the credential. A request after a pin has moved has another
+// key than one before.
+func (d *Decider) Key(q Request) string {
+	var pinned digest.Digest
+	if q.Policy.Scope != "" {
+		held, ok := d.pins.Get(q.pinID())
+		pinned = held.Root.Digest
+		if known, other := d.claimed(q, heldOrNil(held, ok)); other {
+			pinned = known.Root.Digest
+		}
 	}
-	if known, other := d.claimed(q, heldOrNil(held, ok)); other {
-		return known.Digest
-	}
-	return held.Root.Digest
+	return strings.Join([]string{q.Ref.String(), q.Target.String(), string(q.Policy.Behavior), string(q.Policy.Scope), pinned.String()}, "\x00")
 }
 
 // pinOf returns the pin for a request, or nil.
@@ -120,11 +103,28 @@ func (e *MovedError) Error() string {
 	return fmt.Sprintf("%s was pinned to %s during the pull", e.Verdict.Ref, e.Verdict.Root.Digest)
 }
 
-// Reserve reserves space for the content that the pins of a verdict retain, until release is called. image is what is
-// known of the image: Key, Root, Manifest and Size. arrived returns how much of it is on the node. Content that pins release when
-// they move counts as free space. Pins that nothing uses give way. It fails with [imagepin.RetainLimitReached]
-// (ErrResourceExhausted).
-func (d *Decider) Reserve(ctx context.Context, v Verdict, image imagepin.Entry, arrived func() int64) (release func(), _ error) {
+// Claim makes the pin of a verdict if this is the first use of its reference. It reserves space for the content that the pins of the
+// verdict retain, until release is called. Call it after the image verifiers have allowed the image and the manifest has been read,
+// so that no digest is pinned that cannot run, and before layers are fetched.
+//
+// image is what is known of the image: Key, Root, Manifest and Size. arrived returns how much of it is on the node. Content that pins
+// release when they move counts as free space. Pins that nothing uses give way.
+//
+// It fails with a *[MovedError] if another use was first, and with [imagepin.RetainLimitReached] and [imagepin.PinLimitReached]
+// (both ErrResourceExhausted).
+func (d *Decider) Claim(ctx context.Context, v Verdict, image imagepin.Entry, arrived func() int64) (_ Verdict, release func(), err error) {
+	if release, err = d.reserveFor(ctx, v, image, arrived); err != nil {
+		return v, nil, err
+	}
+	if v, err = d.pinFirstUse(ctx, v); err != nil {
+		release()
+		return v, nil, err
+	}
+	return v, release, nil
+}
+
+// reserveFor reserves space for the content that the pins of a verdict retain.
+func (d *Decider) reserveFor(ctx context.Context, v Verdict, image imagepin.Entry, arrived func() int64) (release func(), _ error) {
 	switch {
 	case !v.Retains():
 		return func() {}, nil
@@ -169,12 +169,8 @@ func (d *Decider) reserve(ctx context.Context, namespace string, arrived func() 
 	}
 }
 
-// PinFirstUse makes the pin of a verdict if this is the first use of its reference. Call it after the image verifiers
-// have allowed the image and the manifest has been read, so that no digest is pinned that cannot run, and before layers
-// are fetched.
-//
-// It fails with a *[MovedError] if another use was first, and with [imagepin.PinLimitReached] (ErrResourceExhausted).
-func (d *Decider) PinFirstUse(ctx context.Context, v Verdict) (Verdict, error) {
+// pinFirstUse makes the pin of a verdict if this is the first use of its reference.
+func (d *Decider) pinFirstUse(ctx context.Context, v Verdict) (Verdict, error) {
 	use := v.FirstUse
 	if use == nil {
 		return v, nil
@@ -191,40 +187,37 @@ func (d *Decider) PinFirstUse(ctx context.Context, v Verdict) (Verdict, error) {
 }
 
 // makePin makes the pin of a verdict, unless the reference is pinned.
-func (d *Decider) makePin(ctx context.Context, v Verdict, use *FirstUse) (pin.Pin, error) {
-	if use.inCluster() {
-		return d.pinInCluster(ctx, v, use)
+func (d *Decider) makePin(ctx context.Context, v Verdict, use *pin.FirstUse) (pin.Pin, error) {
+	if use.InCluster() {
+		return d.claimInCluster(ctx, v, use)
 	}
 	return d.pins.MakeForNamespace(ctx, use.Namespace, use.ID, v.Root, pin.ByUse, use.Retain)
 }
 
-// CheckPin fails with a *[MovedError] if the pin of a verdict has moved since it was read.
-func (d *Decider) CheckPin(v Verdict) error {
+// Current checks that a verdict is still right: it fails with a *[MovedError] if its pin has moved, or a lock has been applied, since
+// it was decided. movesTag reports whether the verdict decides what its tag resolves to on the node.
+func (d *Decider) Current(v Verdict) (movesTag bool, _ error) {
 	if _, ok := v.Ref.(reference.Digested); ok {
-		return nil
+		return d.movesTag(v), nil
 	}
-	if now, ok := d.pins.OfLock(v.Ref.String()); ok && now.Root.Digest != v.Root.Digest {
-		return &MovedError{Verdict: d.apply(v, now)} // a lock was applied since
+	now, ok := d.pins.OfLock(v.Ref.String())
+	if !ok && v.Pin != nil {
+		now, ok = d.pins.Get(v.Pin.ID)
 	}
-	if v.Pin == nil {
-		return nil
+	if ok && now.Root.Digest != v.Root.Digest {
+		return false, &MovedError{Verdict: d.apply(v, now)}
 	}
-	now, ok := d.pins.Get(v.Pin.ID)
-	if !ok || now.Root.Digest == v.Root.Digest {
-		return nil
-	}
-	return &MovedError{Verdict: d.apply(v, now)}
+	return d.movesTag(v), nil
 }
 
-// MovesTag reports whether a verdict decides what its tag resolves to on the node. The node's lock decides, then a pin of
+// movesTag reports whether a verdict decides what its tag resolves to on the node. The node's lock decides, then a pin of
 // scope node. Otherwise a pull decides, unless a pin has sent it to another digest than the registry returned: one workload
 // must not decide for the others.
-func (d *Decider) MovesTag(v Verdict) bool {
-	if held, ok := d.pins.OfLock(v.Ref.String()); ok {
-		return held.Root.Digest == v.Root.Digest
-	}
-	if held, ok := d.pins.Get(pin.ID{Scope: policy.NodeScope, Ref: v.Ref.String()}); ok {
-		return held.Root.Digest == v.Root.Digest
+func (d *Decider) movesTag(v Verdict) bool {
+	for _, scope := range []policy.Scope{policy.LockScope, policy.NodeScope} {
+		if held, ok := d.pins.Get(pin.ID{Scope: scope, Ref: v.Ref.String()}); ok {
+			return held.Root.Digest == v.Root.Digest
+		}
 	}
 	if v.Pin == nil || v.Pin.Scope == policy.NodeScope {
 		return true

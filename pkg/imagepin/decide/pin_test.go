@@ -1,6 +1,9 @@
 package decide
 
 import (
+	"github.com/opencontainers/go-digest"
+	"strings"
+
 	"context"
 	"errors"
 	"runtime"
@@ -35,16 +38,19 @@ func wantMoved(t *testing.T, err error, to string) {
 	}
 }
 
-// TestPinned returns the pinned digest only if the policy pins the reference.
-func TestPinned(t *testing.T) {
+// TestKey distinguishes requests by the pinned digest only if the policy pins the reference.
+func TestKey(t *testing.T) {
 	e := newEnv(t, policy.Rule{Behavior: policy.Default, Consistency: policy.Node})
-	q := Request{Ref: e.ref, Policy: node}
-	wantEqual(t, "without a pin", e.Pinned(q), "")
+	q := Request{Ref: e.ref, Policy: node, Target: ownTarget}
+	key := func(scope policy.Scope, root digest.Digest) string {
+		return strings.Join([]string{e.ref.String(), ownTarget.String(), string(q.Policy.Behavior), string(scope), root.String()}, "\x00")
+	}
+	wantEqual(t, "without a pin", e.Key(q), key(policy.NodeScope, ""))
 	e.make(t, policy.NodeScope, "old", pin.ByUse, false)
 	e.make(t, "", "old", pin.ByUse, false)
-	wantEqual(t, "with a pin", e.Pinned(q), roots["old"].Digest)
+	wantEqual(t, "with a pin", e.Key(q), key(policy.NodeScope, roots["old"].Digest))
 	q.Policy.Scope = ""
-	wantEqual(t, "without a scope", e.Pinned(q), "")
+	wantEqual(t, "without a scope", e.Key(q), key("", ""))
 }
 
 // TestReserve reserves space for the image of a verdict whose pin retains it.
@@ -55,24 +61,24 @@ func TestReserve(t *testing.T) {
 		want    int
 	}{
 		"no pin":                       {Verdict{}, 0},
-		"first use":                    {Verdict{FirstUse: &FirstUse{}}, 0},
-		"first use that retains":       {Verdict{FirstUse: &FirstUse{Retain: true}}, 1},
+		"first use":                    {Verdict{FirstUse: &pin.FirstUse{}}, 0},
+		"first use that retains":       {Verdict{FirstUse: &pin.FirstUse{Retain: true}}, 1},
 		"pin":                          {Verdict{Pin: &pin.Pin{}}, 0},
 		"pin that retains":             {Verdict{Pin: &pin.Pin{Retain: true}}, 1},
-		"pin that retains, first use":  {Verdict{Pin: &pin.Pin{Retain: true}, FirstUse: &FirstUse{}}, 1},
-		"pin, first use that retains":  {Verdict{Pin: &pin.Pin{}, FirstUse: &FirstUse{Retain: true}}, 1},
-		"neither the pin nor this use": {Verdict{Pin: &pin.Pin{}, FirstUse: &FirstUse{}}, 0},
+		"pin that retains, first use":  {Verdict{Pin: &pin.Pin{Retain: true}, FirstUse: &pin.FirstUse{}}, 1},
+		"pin, first use that retains":  {Verdict{Pin: &pin.Pin{}, FirstUse: &pin.FirstUse{Retain: true}}, 1},
+		"neither the pin nor this use": {Verdict{Pin: &pin.Pin{}, FirstUse: &pin.FirstUse{}}, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
 			e := newEnv(t, policy.Rule{Behavior: policy.Default, Consistency: policy.Off})
-			release, err := e.Reserve(e.ctx, test.verdict, image, nil)
+			release, err := e.reserveFor(e.ctx, test.verdict, image, nil)
 			noError(t, err)
 			wantEqual(t, "reserved", e.retained.reserved, test.want)
 			wantEqual(t, "images", len(e.retained.entries), test.want)
 			release()
 			wantEqual(t, "after the release", e.retained.reserved, 0)
 			e.retained.full = true
-			if _, err = e.Reserve(e.ctx, test.verdict, image, nil); (err != nil) != (test.want > 0) {
+			if _, err = e.reserveFor(e.ctx, test.verdict, image, nil); (err != nil) != (test.want > 0) {
 				t.Errorf("without space: got %v", err)
 			}
 		})
@@ -93,7 +99,7 @@ func TestPinFirstUse(t *testing.T) {
 		t.Fatalf("got verdict %+v, want a first use", first)
 	}
 
-	v, err := e.PinFirstUse(e.ctx, first)
+	v, err := e.pinFirstUse(e.ctx, first)
 	noError(t, err)
 	held, _ := e.pins.Get(e.id(policy.NodeScope))
 	if v.Pin == nil || v.Pin.ID != held.ID || v.FirstUse != nil {
@@ -104,10 +110,10 @@ func TestPinFirstUse(t *testing.T) {
 	wantEqual(t, "namespace", held.For, "shop")
 	wantEqual(t, "retain", held.Retain, true)
 
-	v, err = e.PinFirstUse(e.ctx, second)
+	v, err = e.pinFirstUse(e.ctx, second)
 	wantMoved(t, err, "old")
 	wantEqual(t, "verdict of a use that was not first", version(v.Root.Digest), "new")
-	again, err := e.PinFirstUse(e.ctx, first)
+	again, err := e.pinFirstUse(e.ctx, first)
 	noError(t, err)
 	wantEqual(t, "the same digest again", again.Pin.ID, held.ID)
 }
@@ -124,32 +130,38 @@ func TestPinFirstUseFails(t *testing.T) {
 	q.Policy.Namespace = "shop"
 	v, err := e.Decide(e.ctx, q)
 	noError(t, err)
-	v, err = e.PinFirstUse(e.ctx, v)
+	v, err = e.pinFirstUse(e.ctx, v)
 	wantError(t, err, imagepin.PinLimitReached, errdefs.ErrResourceExhausted)
 	wantEqual(t, "digest", version(v.Root.Digest), "old")
 	wantEqual(t, "pin", e.pinned(policy.NodeScope), "")
 
-	_, err = e.PinUse(e.ctx, Use{Ref: e.ref, Pod: policy.Pod{Namespace: "shop"}, Root: roots["old"], Verified: true})
+	_, err = e.pinUse(e.ctx, Used{Ref: e.ref, pod: policy.Pod{Namespace: "shop"}, Root: roots["old"], Verified: true})
 	wantError(t, err, imagepin.PinLimitReached, errdefs.ErrResourceExhausted)
 }
 
-// TestCheckPin fails if the pin of a verdict has moved, and only then.
-func TestCheckPin(t *testing.T) {
+// current returns the error of Current.
+func (e *env) current(v Verdict) error {
+	_, err := e.Current(v)
+	return err
+}
+
+// TestCurrent fails if the pin of a verdict has moved, and only then.
+func TestCurrent(t *testing.T) {
 	e := newEnv(t, policy.Rule{Behavior: policy.Default, Consistency: policy.Node})
 	held := e.make(t, policy.NodeScope, "old", pin.ByUse, false)
 	v := Verdict{Ref: e.ref, Root: roots["old"], Pin: &held}
-	noError(t, e.CheckPin(v))
-	noError(t, e.CheckPin(Verdict{Ref: e.ref, Root: roots["new"]}))
+	noError(t, e.current(v))
+	noError(t, e.current(Verdict{Ref: e.ref, Root: roots["new"]}))
 
 	e.make(t, policy.NodeScope, "new", pin.ByRefresh, false)
-	wantMoved(t, e.CheckPin(v), "new")
+	wantMoved(t, e.current(v), "new")
 	v.Ref = e.byDigest(t, "old")
-	noError(t, e.CheckPin(v)) // a refresh pulls by digest, and moves the pin after that
+	noError(t, e.current(v)) // a refresh pulls by digest, and moves the pin after that
 
 	v.Ref = e.ref
 	_, err := e.pins.Remove(e.ctx, held.ID)
 	noError(t, err)
-	noError(t, e.CheckPin(v))
+	noError(t, e.current(v))
 }
 
 // TestMovesTag reports which verdicts decide what a tag resolves to on the node.
@@ -179,7 +191,7 @@ func TestMovesTag(t *testing.T) {
 				e.make(t, policy.NodeScope, test.node, pin.ByUse, false)
 			}
 			test.verdict.Ref = e.ref
-			wantEqual(t, "moves the tag", e.MovesTag(test.verdict), test.want)
+			wantEqual(t, "moves the tag", e.movesTag(test.verdict), test.want)
 		})
 	}
 }
@@ -191,12 +203,12 @@ func TestPinUse(t *testing.T) {
 	e.put(t, "old", ownTarget, imagepin.SourcePull, nil, 1)
 
 	e.retained.full = true
-	_, err := e.PinUse(e.ctx, Use{Ref: e.ref, Pod: pod, Root: roots["old"], Verified: true})
+	_, err := e.pinUse(e.ctx, Used{Ref: e.ref, pod: pod, Root: roots["old"], Verified: true})
 	wantError(t, err, imagepin.RetainLimitReached, errdefs.ErrResourceExhausted)
 	wantEqual(t, "pin without space", e.pinned(policy.NodeScope), "")
 
 	e.retained.full = false
-	held, err := e.PinUse(e.ctx, Use{Ref: e.ref, Pod: pod, Root: roots["old"], Verified: true})
+	held, err := e.pinUse(e.ctx, Used{Ref: e.ref, pod: pod, Root: roots["old"], Verified: true})
 	noError(t, err)
 	wantEqual(t, "digest", held.Root.Digest, roots["old"].Digest)
 	wantEqual(t, "by", held.By, pin.ByUse)
@@ -211,7 +223,7 @@ func TestPinUse(t *testing.T) {
 	for !time.Now().After(before) {
 		runtime.Gosched() // the clock may be coarse
 	}
-	held, err = e.PinUse(e.ctx, Use{Ref: e.ref, Pod: pod, Root: roots["new"], Verified: true})
+	held, err = e.pinUse(e.ctx, Used{Ref: e.ref, pod: pod, Root: roots["new"], Verified: true})
 	noError(t, err)
 	wantEqual(t, "digest of the second use", held.Root.Digest, roots["old"].Digest)
 	now, _ := e.pins.Get(held.ID)
@@ -224,14 +236,14 @@ func TestPinUse(t *testing.T) {
 func TestPinUseUnverified(t *testing.T) {
 	e := newEnv(t, policy.Rule{Behavior: policy.Default, Consistency: policy.Node, Retain: true})
 	e.retained.full = true // no space is reserved for a pin that is not made
-	use := Use{Ref: e.ref, Pod: policy.Pod{Namespace: "shop"}, Root: roots["new"]}
-	held, err := e.PinUse(e.ctx, use)
+	use := Used{Ref: e.ref, pod: policy.Pod{Namespace: "shop"}, Root: roots["new"]}
+	held, err := e.pinUse(e.ctx, use)
 	noError(t, err)
 	if held != nil || len(e.pins.List()) != 0 {
 		t.Errorf("got pin %+v, want none", held)
 	}
 	e.make(t, policy.NodeScope, "old", pin.ByUse, false)
-	held, err = e.PinUse(e.ctx, use)
+	held, err = e.pinUse(e.ctx, use)
 	noError(t, err)
 	wantEqual(t, "digest", version(held.Root.Digest), "old")
 }
@@ -239,7 +251,7 @@ func TestPinUseUnverified(t *testing.T) {
 // TestPinUseWithoutPolicy pins nothing.
 func TestPinUseWithoutPolicy(t *testing.T) {
 	e := newEnv(t, policy.Rule{Behavior: policy.Default, Consistency: policy.Off})
-	held, err := e.PinUse(e.ctx, Use{Ref: e.ref, Pod: policy.Pod{}, Root: roots["old"], Verified: true})
+	held, err := e.pinUse(e.ctx, Used{Ref: e.ref, pod: policy.Pod{}, Root: roots["old"], Verified: true})
 	noError(t, err)
 	if held != nil || len(e.pins.List()) != 0 {
 		t.Errorf("got pin %+v, want none", held)
@@ -250,20 +262,20 @@ func TestPinUseWithoutPolicy(t *testing.T) {
 func TestPinForPod(t *testing.T) {
 	e := newEnv(t, policy.Rule{Behavior: policy.Default, Consistency: policy.Off}, policy.Rule{Match: "**/team/*", Consistency: policy.Workload})
 	pod := policy.Pod{Namespace: "shop", Labels: map[string]string{"revision": "1"}}
-	held, scope, err := e.PinForPod(e.ctx, e.ref, pod)
+	held, scope, err := e.pinForPod(e.ctx, e.ref, pod)
 	noError(t, err)
 	if held != nil || scope != workload {
 		t.Errorf("without a pin: got %v in scope %q, want none in %q", held, scope, workload)
 	}
 	e.make(t, workload, "old", pin.ByUse, false)
-	held, scope, err = e.PinForPod(e.ctx, e.ref, pod)
+	held, scope, err = e.pinForPod(e.ctx, e.ref, pod)
 	noError(t, err)
 	if held == nil || held.Scope != workload || scope != workload {
 		t.Errorf("with a pin: got %v in scope %q, want one in %q", held, scope, workload)
 	}
 	other, err := reference.ParseNormalizedNamed("registry.example/other:1")
 	noError(t, err)
-	held, scope, err = e.PinForPod(e.ctx, other, pod)
+	held, scope, err = e.pinForPod(e.ctx, other, pod)
 	noError(t, err)
 	if held != nil || scope != "" {
 		t.Errorf("without a policy: got %v in scope %q, want none", held, scope)
@@ -299,8 +311,8 @@ func TestReserveEvicts(t *testing.T) {
 			if c.gives != "" {
 				e.retained.roomWithout = root(c.gives).Digest
 			}
-			v := Verdict{FirstUse: &FirstUse{Retain: true}, Namespace: "shop"}
-			_, err := e.Reserve(e.ctx, v, imagepin.Entry{Root: roots["old"]}, nil)
+			v := Verdict{FirstUse: &pin.FirstUse{Retain: true}, Namespace: "shop"}
+			_, err := e.reserveFor(e.ctx, v, imagepin.Entry{Root: roots["old"]}, nil)
 			var full *imagepin.Error
 			if !errors.As(err, &full) || full.Reason != imagepin.RetainLimitReached {
 				t.Errorf("got %v", err)

@@ -19,19 +19,23 @@ func (d *Decider) Scopes(pod policy.Pod) []policy.Scope { return d.policy().Scop
 
 // EffectivePolicy returns the policy for a reference and a pod, including pins that an operator has set. Such a pin
 // applies even if no rule pins the reference, until the pod's own scope has a pin. The node's lock takes precedence over all
-// other pins. ignored lists the pod annotations
-// that are not allowed or not valid.
+// other pins. ignored lists the pod annotations that are not allowed or not valid.
 func (d *Decider) EffectivePolicy(ref string, pod policy.Pod) (effective policy.Decision, ignored []string) {
+	return d.effectivePolicy(ref, pod, false)
+}
+
+// effectivePolicy is [Decider.EffectivePolicy]. dropped reports that the pin in the pod's own scope does not count any more.
+func (d *Decider) effectivePolicy(ref string, pod policy.Pod, dropped bool) (effective policy.Decision, ignored []string) {
 	effective, ignored = d.policy().Decide(ref, pod)
 	if _, locked := d.pins.OfLock(ref); locked {
 		effective.Scope = policy.LockScope
 		return effective, ignored
 	}
-	if _, pinned := d.pins.Get(pin.ID{Scope: effective.Scope, Ref: ref}); pinned {
+	if _, pinned := d.pins.Get(pin.ID{Scope: effective.Scope, Ref: ref}); pinned && !dropped {
 		return effective, ignored
 	}
-	if c := d.cluster(); c.Cluster != nil && effective.Consistency == policy.Workload {
-		if _, pinned := c.Known(pod, ref); pinned {
+	if effective.Consistency == policy.Workload {
+		if _, pinned := d.cluster().Known(pod, ref); pinned {
 			return effective, ignored
 		}
 	}
@@ -51,8 +55,8 @@ func (d *Decider) EffectivePolicy(ref string, pod policy.Pod) (effective policy.
 	return effective, ignored
 }
 
-// PolicyFor is [Decider.EffectivePolicy]. It logs the ignored annotations.
-func (d *Decider) PolicyFor(ctx context.Context, ref reference.Named, pod policy.Pod) policy.Decision {
+// loggedPolicy is [Decider.EffectivePolicy]. It logs the ignored annotations.
+func (d *Decider) loggedPolicy(ctx context.Context, ref reference.Named, pod policy.Pod) policy.Decision {
 	effective, ignored := d.EffectivePolicy(ref.String(), pod)
 	if len(ignored) > 0 {
 		log.G(ctx).WithField("ref", ref.String()).WithField("namespace", pod.Namespace).

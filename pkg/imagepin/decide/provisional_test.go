@@ -7,6 +7,7 @@ import (
 	"github.com/containerd/errdefs"
 
 	"github.com/imagepin/imagepin/pkg/imagepin/pin"
+	"github.com/imagepin/imagepin/pkg/imagepin/pin/cluster"
 	"github.com/imagepin/imagepin/pkg/imagepin/policy"
 )
 
@@ -27,7 +28,7 @@ func TestClusterAway(t *testing.T) {
 
 	t.Run("settled", func(t *testing.T) {
 		c.refuses = nil
-		noError(t, a.Settle(a.ctx, held))
+		noError(t, a.authority.Settle(a.ctx, held))
 		a.wantCopy(t, "old")
 		if _, ok := a.pins.Get(a.id(label)); ok {
 			t.Error("the provisional pin is still there")
@@ -58,7 +59,7 @@ func TestClusterSettles(t *testing.T) {
 			}
 			e.wantPull(t, webPod("web-1-b"), test.want)
 			e.wantCopy(t, test.want)
-			_, err := e.InCluster(e.ctx, e.ref, webPod("web-1-b")) // for the container
+			_, err := e.follow(e.ctx, e.ref, webPod("web-1-b")) // for the container
 			noError(t, err)
 			wantEqual(t, "provisional pins", len(e.pins.Provisional()), 0)
 		})
@@ -92,7 +93,7 @@ func TestClusterProvisionalOfAnother(t *testing.T) {
 			held, _ := e.pins.Get(e.id(label))
 			wantEqual(t, "provisional", held.Provisional != nil, true)
 			if test.used {
-				_, err := e.PinUse(e.ctx, Use{Ref: e.ref, Pod: webPod("web-1-b"), Root: roots["old"], Verified: true})
+				_, err := e.pinUse(e.ctx, Used{Ref: e.ref, pod: webPod("web-1-b"), Root: roots["old"], Verified: true})
 				noError(t, err)
 			}
 			c.refuses = nil
@@ -102,7 +103,7 @@ func TestClusterProvisionalOfAnother(t *testing.T) {
 			}
 			e.registry.tag.Store("new")
 			e.wantPull(t, webPod("web-1-b"), test.want)
-			_, err := e.InCluster(e.ctx, e.ref, webPod("web-1-b")) // for the container
+			_, err := e.follow(e.ctx, e.ref, webPod("web-1-b")) // for the container
 			noError(t, err)
 			e.wantCopy(t, test.want)
 			wantEqual(t, "provisional pins", len(e.pins.Provisional()), test.left)
@@ -119,7 +120,7 @@ func TestClusterLosesProvisional(t *testing.T) {
 	c.refuses = nil
 	c.pins["uid-1 "+e.ref.String()] = roots["new"].Digest
 	for _, held := range e.pins.Provisional() {
-		noError(t, e.Settle(e.ctx, held))
+		noError(t, e.authority.Settle(e.ctx, held))
 	}
 	e.wantCopy(t, "new")
 	wantEqual(t, "provisional pins", len(e.pins.Provisional()), 0)
@@ -155,8 +156,8 @@ func TestClusterWaits(t *testing.T) {
 				e.registry.status.Store(test.status)
 			}
 			for _, held := range e.pins.Provisional() {
-				err := e.Settle(e.ctx, held)
-				waits := new(WaitError)
+				err := e.authority.Settle(e.ctx, held)
+				waits := new(cluster.WaitError)
 				if err == nil || errors.As(err, &waits) != test.waits {
 					t.Errorf("got %v, want that the pin waits for another pod: %v", err, test.waits)
 				}
@@ -183,15 +184,15 @@ func TestForeignPinDeniesNothing(t *testing.T) {
 			wantEqual(t, "provisional pins", len(e.pins.Provisional()), 1)
 			e.registry.tag.Store("new")
 			e.wantPull(t, webPod("web-1-b"), "old")
-			held, err := e.PinUse(e.ctx, Use{Ref: e.ref, Pod: webPod("web-1-c"), Root: roots["new"], Verified: true})
+			held, err := e.pinUse(e.ctx, Used{Ref: e.ref, pod: webPod("web-1-c"), Root: roots["new"], Verified: true})
 			if err != nil || version(held.Root.Digest) != "old" {
 				t.Errorf("for a container: got %+v, %v, want the node's pin", held, err)
 			}
 			if got, err := strict.pull(t, webPod("web-1-d")); !errors.Is(err, error(errForeign)) {
 				t.Errorf("without provisional pins: got %s, %v, want ForeignPin", got, err)
 			}
-			waits := new(WaitError)
-			if err := e.Settle(e.ctx, e.pins.Provisional()[0]); !errors.As(err, &waits) {
+			waits := new(cluster.WaitError)
+			if err := e.authority.Settle(e.ctx, e.pins.Provisional()[0]); !errors.As(err, &waits) {
 				t.Errorf("got %v, want that the pin waits", err)
 			}
 			c.foreign = false

@@ -61,14 +61,14 @@ func TestClusterPinNeedsProof(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			e := newMember(t, newFakeCluster(), false)
 			mirror := e.addOpenMirror(t)
-			e.cluster().Cluster.(*member).pins["uid-1 "+e.ref.String()] = roots["old"].Digest
+			e.member.pins["uid-1 "+e.ref.String()] = roots["old"].Digest
 			e.registry.status.Store(test.status)
-			pod, err := e.InCluster(e.ctx, e.ref, webPod("web-1-a"))
+			q, err := e.Ask(e.ctx, Call{Ref: e.ref, Pod: webPod("web-1-a")})
 			noError(t, err)
 			if test.image { // a pull of another pod has made it ready meanwhile
 				e.put(t, "old", ownTarget, imagepin.SourcePull, test.by, 1)
 			}
-			v, err := e.Decide(e.ctx, Request{Ref: e.ref, Policy: e.PolicyFor(e.ctx, e.ref, pod), Pod: pod})
+			v, err := e.Decide(e.ctx, q)
 			wantEqual(t, "requests to the registry", e.registry.requests.Load(), test.requests)
 			wantEqual(t, "requests to the mirror", mirror.requests.Load(), 0)
 			if test.want == "" {
@@ -108,7 +108,7 @@ func TestClusterPinOfContainerNeedsProof(t *testing.T) {
 	mirror := e.addOpenMirror(t)
 	c.pins["uid-1 "+e.ref.String()] = roots["old"].Digest
 	e.registry.status.Store(http.StatusUnauthorized)
-	_, _, err := e.PinForPod(e.ctx, e.ref, webPod("web-1-a"))
+	_, _, err := e.pinForPod(e.ctx, e.ref, webPod("web-1-a"))
 	wantError(t, err, imagepin.PullAccessDenied, errdefs.ErrUnauthenticated)
 	wantEqual(t, "requests to the mirror", mirror.requests.Load(), 0)
 }

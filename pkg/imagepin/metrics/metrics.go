@@ -8,7 +8,6 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/imagepin/imagepin/pkg/imagepin/claim"
 	"github.com/imagepin/imagepin/pkg/imagepin/pin"
 	"github.com/imagepin/imagepin/pkg/imagepin/policy"
 	"github.com/imagepin/imagepin/pkg/imagepin/pull"
@@ -17,8 +16,7 @@ import (
 
 const namespace = "imagepin"
 
-// Metrics counts events of one node. It implements [pull.Observer], [resolve.Observer] and
-// [claim.Observer].
+// Metrics counts events of one node. It implements [pull.Observer], [resolve.Observer] and the interface Observer of package pin/cluster.
 type Metrics struct {
 	resolves       *prometheus.CounterVec
 	resolveSeconds prometheus.Histogram
@@ -36,7 +34,6 @@ type Metrics struct {
 var (
 	_ pull.Observer    = (*Metrics)(nil)
 	_ resolve.Observer = (*Metrics)(nil)
-	_ claim.Observer   = (*Metrics)(nil)
 )
 
 // New returns metrics with all counters at 0. They are not served until [Metrics.Register].
@@ -84,7 +81,7 @@ func New() *Metrics {
 		Namespace: namespace, Name: "registry_fallbacks_total",
 		Help: "Pulls that used the image on the node because no registry could be reached.",
 	}, func() float64 { return float64(m.fallbacksUsed.Load()) })
-	for _, o := range claim.Outcomes {
+	for _, o := range pin.Outcomes {
 		m.claims.WithLabelValues(string(o))
 	}
 	for _, r := range resolve.Results {
@@ -131,14 +128,14 @@ func (m *Metrics) NotInLock(l policy.Locked) { m.notInLock.WithLabelValues(strin
 // Fallbacks returns how often a pull has used the image on the node because no registry could be reached.
 func (m *Metrics) Fallbacks() int64 { return m.fallbacksUsed.Load() }
 
-// Claimed implements [claim.Observer].
-func (m *Metrics) Claimed(o claim.Outcome, took time.Duration) {
+// Claimed implements the interface Observer of package pin/cluster.
+func (m *Metrics) Claimed(o pin.Outcome, took time.Duration) {
 	m.claims.WithLabelValues(string(o)).Inc()
 	m.claimSeconds.Observe(took.Seconds())
 }
 
-// Lost implements [claim.Observer].
-func (m *Metrics) Lost() { m.claims.WithLabelValues(string(claim.Lost)).Inc() }
+// Lost implements the interface Observer of package pin/cluster.
+func (m *Metrics) Lost() { m.claims.WithLabelValues(string(pin.Lost)).Inc() }
 
 // PinEvent counts a change of a pin.
 func (m *Metrics) PinEvent(e pin.Event) { m.pinEvents.WithLabelValues(string(e)).Inc() }

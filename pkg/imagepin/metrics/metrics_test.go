@@ -7,7 +7,6 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/imagepin/imagepin/pkg/imagepin/claim"
 	"github.com/imagepin/imagepin/pkg/imagepin/pin"
 	"github.com/imagepin/imagepin/pkg/imagepin/policy"
 	"github.com/imagepin/imagepin/pkg/imagepin/pull"
@@ -53,7 +52,7 @@ func TestTwoNodes(t *testing.T) {
 	one.RepairFailed()
 	one.NotInLock(policy.LockedStrict)
 	one.PinEvent(pin.Drifted)
-	one.Claimed(claim.Lost, time.Second)
+	one.Claimed(pin.Lost, time.Second)
 	one.Lost() // is not a question
 	want := map[string]float64{"keys linux/amd64 overlayfs": 3, "pins node": 2, "pins_drifted": 1, "retained_bytes": 7,
 		"pins_oldest_drift_timestamp_seconds": 11, "namespace_pins": 4, "namespace_pins_limit": 5, "retained_limit_bytes": 8, "reconcile_seconds": 9, "pulls_running": 10, "pulls_left_bytes": 13}
@@ -68,7 +67,7 @@ func TestTwoNodes(t *testing.T) {
 	for _, e := range pin.Events {
 		want["pin_events_total "+string(e)] = 0
 	}
-	for _, o := range claim.Outcomes {
+	for _, o := range pin.Outcomes {
 		want["claims_total "+string(o)] = 0
 	}
 	want["failed_repairs_total"] = 0

@@ -2,60 +2,59 @@ package node
 
 import (
 	"context"
+	"fmt"
 
+	"github.com/containerd/errdefs"
+	"github.com/containerd/plugin"
 	"github.com/opencontainers/go-digest"
 
-	"github.com/imagepin/imagepin/pkg/imagepin/claim"
-	"github.com/imagepin/imagepin/pkg/imagepin/cluster"
 	"github.com/imagepin/imagepin/pkg/imagepin/config"
 	"github.com/imagepin/imagepin/pkg/imagepin/decide"
+	"github.com/imagepin/imagepin/pkg/imagepin/metrics"
 	"github.com/imagepin/imagepin/pkg/imagepin/pin"
+	"github.com/imagepin/imagepin/pkg/imagepin/policy"
 )
 
-// clusterParts is what a node uses of a cluster. The zero value is a node that uses none.
-type clusterParts struct {
-	decide.ClusterConfig
-	client *cluster.Client
+// PartPlugin is the type of the plugins of containerd that are parts of imagepin which a build can leave out.
+const PartPlugin plugin.Type = "io.containerd.imagepin.part.v1"
+
+// Cluster is the authority for the pins of a Kubernetes cluster, and what it does in the background.
+type Cluster interface {
+	decide.Cluster
+	// Run claims provisional pins and sends events until ctx ends.
+	Run(ctx context.Context)
+	// Notify reports a change of the node's copy of a pin.
+	Notify(e pin.Event, p pin.Pin, previous digest.Digest)
+	// Problem returns why the pins of the cluster cannot be used now, or nil.
+	Problem(ctx context.Context) error
+	// Close closes the connections. Later calls open new ones.
+	Close()
 }
 
-// clusterOf returns how the node uses the pins of a cluster. It makes no connection. With unchanged settings, it returns
-// what the node uses already, which remembers what it has read.
-func (n *Node) clusterOf(s config.Cluster) (clusterParts, error) {
+// OpenCluster returns the authority for the pins of a cluster. It makes no connection.
+type OpenCluster func(s config.Cluster, n ClusterNode) (Cluster, error)
+
+// ClusterNode is what a [Cluster] uses of the node.
+type ClusterNode struct {
+	Decider *decide.Decider
+	Pins    *pin.Store
+	Metrics *metrics.Metrics
+	// Policy returns the current rules.
+	Policy func() *policy.Policy
+}
+
+// clusterOf returns the authority for the pins of a cluster, or nil if the node uses none. With unchanged settings, it returns what
+// the node uses already, which remembers what it has read.
+func (n *Node) clusterOf(s config.Cluster) (Cluster, error) {
 	if s.Kubeconfig == "" {
-		return clusterParts{}, nil
+		return nil, nil
+	}
+	if n.openCluster == nil {
+		return nil, fmt.Errorf("[plugins.%q.cluster] kubeconfig %q: this build of imagepin has no pins in the Kubernetes API, or they are in disabled_plugins: %w",
+			config.Section, s.Kubeconfig, errdefs.ErrInvalidArgument)
 	}
 	if now := n.active.Load(); now != nil && now.Settings.Cluster == s {
 		return now.cluster, nil
 	}
-	client, err := cluster.New(cluster.Config{Kubeconfig: s.Kubeconfig, Timeout: s.Timeout})
-	if err != nil {
-		return clusterParts{}, err
-	}
-	claims := claim.New(claim.Config{API: client, Observer: n.metrics, Reporter: n.reporter, Recheck: s.Recheck})
-	return clusterParts{ClusterConfig: decide.ClusterConfig{Cluster: claims, Strict: s.Strict}, client: client}, nil
-}
-
-// reportEvent reports a change of the copy of a pin as an Event of Kubernetes.
-func (n *Node) reportEvent(e pin.Event, p pin.Pin, previous digest.Digest) {
-	owner, ok := p.Scope.Owner()
-	if !ok || n.active.Load().cluster.client == nil {
-		return
-	}
-	switch e {
-	case pin.Moved:
-		if p.WasCopy() { // otherwise the ImagePin has not changed, and the Event is that of a lost claim
-			n.reporter.Moved(p.Scope.Namespace(), owner, p.Ref, previous, p.Root.Digest)
-		}
-	case pin.Drifted:
-		n.reporter.Drifted(p.Scope.Namespace(), owner, p.Ref, p.Root.Digest, p.Drift.Digest)
-	}
-}
-
-// Report implements [claim.EventAPI].
-func (n *Node) Report(ctx context.Context, e cluster.Event) error {
-	client := n.active.Load().cluster.client
-	if client == nil {
-		return nil // turned off by a reload
-	}
-	return client.Report(ctx, e)
+	return n.openCluster(s, ClusterNode{Decider: n.decider, Pins: n.pins, Metrics: n.metrics, Policy: n.policy})
 }

@@ -19,7 +19,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/imagepin/imagepin/pkg/imagepin/applied"
-	"github.com/imagepin/imagepin/pkg/imagepin/claim"
 	"github.com/imagepin/imagepin/pkg/imagepin/cri"
 	"github.com/imagepin/imagepin/pkg/imagepin/decide"
 	"github.com/imagepin/imagepin/pkg/imagepin/download"
@@ -94,6 +93,8 @@ type Config struct {
 	Mode string
 	// KeysARecord is [store.Config.KeysARecord].
 	KeysARecord int
+	// OpenCluster is the part for pins in the Kubernetes API. It is nil in a build without it.
+	OpenCluster OpenCluster
 }
 
 // The modes of a node.
@@ -129,7 +130,8 @@ type Node struct {
 	retainer *retain.Retainer
 	decider  *decide.Decider
 	proofs   decide.Proofs
-	reporter *claim.Reporter
+	// openCluster is nil in a build without the part for clusters.
+	openCluster OpenCluster
 	// inUse returns the pins that are in use on the node; nil before a CRI service is connected.
 	inUse func(ctx context.Context) (map[pin.ID]bool, error)
 	// garbage has an element if a collection is pending.
@@ -141,10 +143,9 @@ type Node struct {
 func New(c Config) (*Node, error) {
 	n := &Node{
 		containerd: c.Containerd, nodeKey: c.NodeKey, mode: c.Mode, transport: c.Transport, registerer: c.Metrics,
-		metrics: metrics.New(), garbage: make(chan struct{}, 1), barrier: durable.New(),
+		metrics: metrics.New(), openCluster: c.OpenCluster, garbage: make(chan struct{}, 1), barrier: durable.New(),
 		collected: durable.BootsIn(filepath.Dir(c.NodeKey), "boot-collected"), compared: durable.BootsIn(filepath.Dir(c.NodeKey), "boot-compared"),
 	}
-	n.reporter = claim.NewReporter(n, claim.EventDelay)
 	n.leases = lease.NewCalls(c.Leases)
 	n.containerd.Leases = n.leases
 	if n.containerd.Holder == nil {
@@ -155,12 +156,6 @@ func New(c Config) (*Node, error) {
 	if n.prover, err = resolve.LoadProver(c.NodeKey); err != nil {
 		return nil, err
 	}
-	first, err := n.activate(c.Setup)
-	if err != nil {
-		return nil, err
-	}
-	n.active.Store(first)
-	n.bandwidth.load(c.NodeKey, first.Settings.MaxDownloadRate)
 	n.store = store.New(store.Config{
 		Records: n.containerd.Records, Content: n.containerd.Content, Leases: n.containerd.Leases, Snapshotter: n.containerd.Snapshots,
 		Runtimes: n.runtimes, PinnedImages: func() []string { return n.active.Load().pinnedImages }, Released: n.CollectAsync,
@@ -187,11 +182,27 @@ func New(c Config) (*Node, error) {
 	})
 	n.proofs = decide.NodeProofs{Prover: registry{n}, Stores: []decide.ProofStore{n.store, n.pins}}
 	n.decider = decide.New(decide.Config{
-		Policy: func() *policy.Policy { return n.active.Load().Settings.Policy }, Pins: n.pins, Images: n.store, Proofs: n.proofs,
-		Registry: registry{n}, Retained: n.retainer, Cluster: func() decide.ClusterConfig { return n.active.Load().cluster.ClusterConfig },
-		Lock: n.applied, NotInLock: n.metrics.NotInLock,
+		Policy: n.policy, Pins: n.pins, Images: n.store, Proofs: n.proofs,
+		Registry: registry{n}, Retained: n.retainer, Cluster: n.cluster, Lock: n.applied, NotInLock: n.metrics.NotInLock,
 	})
+	first, err := n.activate(c.Setup)
+	if err != nil {
+		return nil, err
+	}
+	n.active.Store(first)
+	n.bandwidth.load(c.NodeKey, first.Settings.MaxDownloadRate)
 	return n, nil
+}
+
+// policy returns the current rules.
+func (n *Node) policy() *policy.Policy { return n.active.Load().Settings.Policy }
+
+// cluster returns the authority for the pins of the cluster, or nil.
+func (n *Node) cluster() decide.Cluster {
+	if c := n.active.Load().cluster; c != nil {
+		return c
+	}
+	return nil
 }
 
 // runtimes returns the runtime handlers that are configured now.

@@ -27,7 +27,9 @@ const (
 func (n *Node) notify(ctx context.Context, e pin.Event, p pin.Pin, previous digest.Digest) {
 	ctx = inNamespace(ctx)
 	n.metrics.PinEvent(e)
-	n.reportEvent(e, p, previous)
+	if c := n.active.Load().cluster; c != nil {
+		c.Notify(e, p, previous)
+	}
 	entry := log.G(ctx).WithFields(log.Fields{"ref": p.Ref, "scope": string(p.Scope), "digest": p.Root.Digest})
 	switch e {
 	case pin.Drifted:

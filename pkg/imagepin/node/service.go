@@ -134,8 +134,8 @@ func (s *Service) Reload(setup Setup) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.node.bandwidth.configure(next.Settings.MaxDownloadRate)
-	if last := s.node.active.Swap(next); last.cluster.client != nil && last.cluster.client != next.cluster.client {
-		last.cluster.client.Close()
+	if last := s.node.active.Swap(next); last.cluster != nil && last.cluster != next.cluster {
+		last.cluster.Close()
 	}
 	select {
 	case <-s.Ready():
@@ -187,8 +187,6 @@ func (s *Service) Run(ctx context.Context) error {
 	defer cancel()
 	background.Go(func() { s.sweep(ctx) })
 	background.Go(func() { s.node.collectGarbage(ctx) })
-	background.Go(func() { s.settlePins(ctx) })
-	background.Go(func() { s.node.reporter.Run(ctx) })
 	background.Go(func() { s.applyLocks(ctx) })
 	for {
 		err := s.listAndWatch(ctx)
@@ -208,6 +206,8 @@ var errRelist = errors.New("listing images again")
 // [Service.Reload] is called.
 func (s *Service) listAndWatch(ctx context.Context) error {
 	ctx, cancel := context.WithCancelCause(ctx)
+	var background sync.WaitGroup
+	defer background.Wait()
 	defer cancel(nil)
 	s.mu.Lock()
 	s.relist = func() { cancel(errRelist) }
@@ -218,6 +218,9 @@ func (s *Service) listAndWatch(ctx context.Context) error {
 		s.relist = nil
 		s.mu.Unlock()
 	}()
+	if c := s.node.active.Load().cluster; c != nil {
+		background.Go(func() { c.Run(ctx) })
+	}
 	started := time.Now()
 	err := s.node.leases.Retry(ctx)
 	if err == nil {

@@ -48,7 +48,7 @@ type active struct {
 	cri          *cri.Settings
 	apply        apply.Settings
 	pinnedImages []string
-	cluster      clusterParts
+	cluster      Cluster // nil if the node uses none
 	syncer       *syncer
 }
 

@@ -14,7 +14,6 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	api "github.com/imagepin/imagepin/api/imagepin/v1"
-	"github.com/imagepin/imagepin/pkg/imagepin/cluster"
 	"github.com/imagepin/imagepin/pkg/imagepin/durable"
 	"github.com/imagepin/imagepin/pkg/imagepin/pull"
 	"github.com/imagepin/imagepin/pkg/runtimeplatform"
@@ -44,12 +43,12 @@ func (s *Service) status(ctx context.Context) *api.StatusResponse {
 		st.Problems = []*api.Problem{uninstalled()}
 		return st
 	}
-	st.Index, st.Pins, st.RegistryFallbacks, st.Cluster = s.indexStatus(), n.pinStatus(now), n.metrics.Fallbacks(), now.cluster.client != nil
+	st.Index, st.Pins, st.RegistryFallbacks, st.Cluster = s.indexStatus(), n.pinStatus(now), n.metrics.Fallbacks(), now.cluster != nil
 	st.Lock = s.lockStatus()
 	st.DownloadRate = n.bandwidth.status()
 	st.Pulls, st.MorePulls = runningPulls(s.puller.Running())
 	st.Targets, st.Images = n.targetStatus(inNamespace(ctx), now.runtimes)
-	st.Problems = append(problems(st), clusterProblem(ctx, now.cluster.client)...)
+	st.Problems = append(problems(st), clusterProblem(ctx, now.cluster)...)
 	st.Problems = append(st.Problems, durableProblems(now)...)
 	if n := s.comparing(); n > 0 {
 		st.Problems = append(st.Problems, &api.Problem{
@@ -230,12 +229,12 @@ func uninstalled() *api.Problem {
 	}
 }
 
-// clusterProblem returns why the pins of a cluster cannot be used, as far as it is known. client may be nil.
-func clusterProblem(ctx context.Context, client *cluster.Client) []*api.Problem {
-	if client == nil {
+// clusterProblem returns why the pins of a cluster cannot be used, as far as it is known. c may be nil.
+func clusterProblem(ctx context.Context, c Cluster) []*api.Problem {
+	if c == nil {
 		return nil
 	}
-	err := client.Problem(ctx)
+	err := c.Problem(ctx)
 	if err == nil {
 		return nil
 	}

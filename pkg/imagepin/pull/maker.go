@@ -85,9 +85,8 @@ type Index interface {
 type Records interface {
 	// AddToLease adds what entries need to the lease in ctx. It fails with ErrNotFound if a part is gone.
 	AddToLease(ctx context.Context, entries ...imagepin.Entry) error
-	Put(ctx context.Context, proof string, entries ...imagepin.Entry) (store.Change, error)
-	// PutUnmoved is Put without the entries whose key has another digest now.
-	PutUnmoved(ctx context.Context, proof string, entries ...imagepin.Entry) (store.Change, error)
+	// PutChosen records the entries that choose returns. No key changes meanwhile.
+	PutChosen(ctx context.Context, proof string, choose func() ([]imagepin.Entry, error)) (store.Change, error)
 	// PutIf records a key that was made ready again, if the record called witness still targets its image.
 	PutIf(ctx context.Context, e imagepin.Entry, witness string) (restored bool, _ error)
 	// HasKey reports whether the key of an entry is recorded for the entry's image, ready or not.
@@ -104,10 +103,11 @@ type Records interface {
 
 // Pins is the part of [decide.Decider] that a pull needs after the decision.
 type Pins interface {
-	CheckPin(v decide.Verdict) error
-	Reserve(ctx context.Context, v decide.Verdict, image imagepin.Entry, arrived func() int64) (release func(), _ error)
-	PinFirstUse(ctx context.Context, v decide.Verdict) (decide.Verdict, error)
-	MovesTag(v decide.Verdict) bool
+	// Claim makes the pin of the first use, and reserves space for what the pins retain until release is called.
+	Claim(ctx context.Context, v decide.Verdict, image imagepin.Entry, arrived func() int64) (_ decide.Verdict, release func(), _ error)
+	// Current fails with a *[decide.MovedError] if a verdict is not right any more. movesTag reports whether it decides what its
+	// tag resolves to.
+	Current(v decide.Verdict) (movesTag bool, _ error)
 	PinnedDigestGone(ctx context.Context, v decide.Verdict, target string, err error) error
 }
 
@@ -258,7 +258,7 @@ func (m *Maker) makeOnce(ctx context.Context, j Job) (entry imagepin.Entry, outc
 	}
 	defer use.end()
 	if j.Lost == nil { // a repair does not decide what its reference resolves to
-		if err := m.config.Pins.CheckPin(j.Verdict); err != nil {
+		if _, err := m.config.Pins.Current(j.Verdict); err != nil {
 			return entry, "", err
 		}
 	}
@@ -426,18 +426,10 @@ func (u *use) end() {
 	}
 }
 
-// usePin reserves space for the content that the job's pin retains, until release is called. It makes the pin on the
-// first use of the reference. image is what is known of the image, see [decide.Decider.Reserve]. It fails as that does,
-// and as [decide.Decider.PinFirstUse] does.
+// usePin makes the pin of a job's verdict on the first use of the reference, see [decide.Decider.Claim].
 func (m *Maker) usePin(ctx context.Context, j *Job, image imagepin.Entry) (release func(), err error) {
-	if release, err = m.config.Pins.Reserve(ctx, j.Verdict, image, j.meter.arrived(image.Size)); err != nil {
-		return nil, err
-	}
-	if j.Verdict, err = m.config.Pins.PinFirstUse(ctx, j.Verdict); err != nil {
-		release()
-		return nil, err
-	}
-	return release, nil
+	j.Verdict, release, err = m.config.Pins.Claim(ctx, j.Verdict, image, j.meter.arrived(image.Size))
+	return release, err
 }
 
 // ready finds a digest of ref's repository that is ready for a target, under ref or under its digest.

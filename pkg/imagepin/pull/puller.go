@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strings"
 	"sync/atomic"
 
 	"github.com/containerd/containerd/v2/core/transfer"
@@ -78,7 +77,7 @@ type Pulled struct {
 // Errors are [imagepin.Error]: InvalidReference (ErrInvalidArgument), NotInLock (ErrPermissionDenied), PullTimedOut
 // (context.DeadlineExceeded) after [Settings.Timeout], and the errors of [decide.Decider.Decide] and [Maker.Make].
 func (p *Puller) Pull(ctx context.Context, r Request) (Pulled, error) {
-	q, err := p.decideRequest(ctx, r)
+	q, err := p.ask(ctx, r)
 	if err != nil {
 		return Pulled{}, err
 	}
@@ -88,44 +87,35 @@ func (p *Puller) Pull(ctx context.Context, r Request) (Pulled, error) {
 // PullDetached is [Puller.Pull] for a caller that will call again: the pull continues when its callers have gone, and a
 // later call joins it.
 func (p *Puller) PullDetached(ctx context.Context, r Request) (Pulled, error) {
-	q, err := p.decideRequest(ctx, r)
+	q, err := p.ask(ctx, r)
 	if err != nil {
 		return Pulled{}, err
 	}
 	return p.pulls.DoDetached(ctx, p.key(q, r), func(ctx context.Context) (Pulled, error) { return p.pull(ctx, q, r) })
 }
 
-// decideRequest returns the input of the decision for a request.
-func (p *Puller) decideRequest(ctx context.Context, r Request) (decide.Request, error) {
+// ask asks what the policy and the cluster say about a request.
+func (p *Puller) ask(ctx context.Context, r Request) (decide.Request, error) {
 	ref, err := imagepin.ParseReference(r.Ref)
 	if err != nil {
 		return decide.Request{}, err
 	}
-	if !r.OutsideLock {
-		if err := p.decider.CheckInLock(ctx, ref, ""); err != nil {
-			return decide.Request{}, err
-		}
+	q, err := p.decider.Ask(ctx, decide.Call{Ref: ref, Credential: r.Credential, Pod: r.Pod, Target: r.Runtime.Target, OutsideLock: r.OutsideLock})
+	var known *imagepin.Error
+	if err != nil && !(errors.As(err, &known) && known.Reason == imagepin.NotInLock) { // which is so for all targets
+		err = complete(err, imagepin.CannotPullImageManifest, ref.String(), r.Runtime.Target)
 	}
-	pod, err := p.decider.InCluster(ctx, ref, r.Pod)
-	if err != nil {
-		return decide.Request{}, complete(err, imagepin.CannotPullImageManifest, ref.String(), r.Runtime.Target)
-	}
-	return decide.Request{
-		Ref: ref, Credential: r.Credential, Policy: p.decider.PolicyFor(ctx, ref, pod), Pod: pod, Target: r.Runtime.Target,
-	}, nil
+	return q, err
 }
 
 // key returns the same text for identical pulls only. A pull that begins after a pin has moved does not join a pull
 // that began before.
 func (p *Puller) key(q decide.Request, r Request) string {
-	key := []string{
-		q.Ref.String(), q.Target.String(), p.identity(q.Credential),
-		string(q.Policy.Behavior), string(q.Policy.Scope), p.decider.Pinned(q).String(),
-	}
+	key := p.decider.Key(q) + "\x00" + p.identity(q.Credential)
 	if r.Progress != nil {
-		key = append(key, fmt.Sprint(p.unshared.Add(1)))
+		key += "\x00" + fmt.Sprint(p.unshared.Add(1))
 	}
-	return strings.Join(key, "\x00")
+	return key
 }
 
 // pull runs a pull and reports its outcome to the observer.

@@ -37,13 +37,13 @@ func asRemoved(err error) error {
 }
 
 // record records an image under the job's reference and under its digest, so that both find it. The lease in ctx holds
-// the image from then on. It fails with errRemoved if a part of the image is gone.
+// the image from then on. It fails with errRemoved if a part of the image is gone, and with a *[decide.MovedError] if the job's
+// verdict is not right any more.
 func (m *Maker) record(ctx context.Context, j Job, e imagepin.Entry) (recorded imagepin.Entry, wrote bool, _ error) {
-	entries, err := m.entries(j, e)
+	e, err := j.keyOfDigest(e)
 	if err != nil {
 		return imagepin.Entry{}, false, err
 	}
-	e = entries[len(entries)-1]
 	err = traced(ctx, "record", func(ctx context.Context) error {
 		err := m.config.Images.AddToLease(ctx, e)
 		if errdefs.IsNotFound(err) {
@@ -52,7 +52,7 @@ func (m *Maker) record(ctx context.Context, j Job, e imagepin.Entry) (recorded i
 		if err != nil {
 			return err
 		}
-		if e, wrote, err = m.put(ctx, j, entries); err != nil {
+		if e, wrote, err = m.put(ctx, j, e); err != nil {
 			return err
 		}
 		failpoint.Reach("pull.recorded")
@@ -78,26 +78,21 @@ func (m *Maker) checkSnapshot(ctx context.Context, e imagepin.Entry) error {
 	}
 }
 
-// put records the keys of a job's image. It returns the entry of the job's reference, or of the digest if the reference
-// has another digest now.
-func (m *Maker) put(ctx context.Context, j Job, entries []imagepin.Entry) (recorded imagepin.Entry, wrote bool, _ error) {
-	e := entries[len(entries)-1]
+// put records the keys of a job's image. It returns the entry of the job's reference, or of the digest if the job does not decide
+// what the reference resolves to on the node.
+func (m *Maker) put(ctx context.Context, j Job, e imagepin.Entry) (recorded imagepin.Entry, wrote bool, _ error) {
 	if j.Lost != nil {
 		e, err := m.putLost(ctx, *j.Lost, e)
 		return e, err == nil, err
 	}
-	put := m.config.Images.Put
-	if j.Unmoved {
-		put = m.config.Images.PutUnmoved
-	}
-	change, err := put(ctx, j.proof(), entries...)
-	if err != nil {
-		return imagepin.Entry{}, false, err
-	}
-	if now, ok := m.config.Images.Get(e.Key); j.Unmoved && ok && now.Root.Digest != e.Root.Digest {
-		e = entries[0]
-	}
-	return e, change.Wrote, nil
+	change, err := m.config.Images.PutChosen(ctx, j.proof(), func() ([]imagepin.Entry, error) {
+		entries, err := m.entries(j, e)
+		if err == nil {
+			recorded = entries[len(entries)-1]
+		}
+		return entries, err
+	})
+	return recorded, change.Wrote, err
 }
 
 // proof returns the proof whose use a job records: a new one, or the one that allowed it.
@@ -105,6 +100,10 @@ func (j Job) proof() string { return store.ProofText(cmp.Or(j.Proof, j.UsedProof
 
 // recorded reports whether record has nothing to do for an image that is ready, and returns its entry.
 func (m *Maker) recorded(ctx context.Context, j Job, e imagepin.Entry) (_ imagepin.Entry, ok bool, _ error) {
+	e, err := j.keyOfDigest(e)
+	if err != nil {
+		return imagepin.Entry{}, false, err
+	}
 	entries, err := m.entries(j, e)
 	if err != nil {
 		return imagepin.Entry{}, false, err
@@ -117,22 +116,30 @@ func (m *Maker) recorded(ctx context.Context, j Job, e imagepin.Entry) (_ imagep
 	return e, ok, err
 }
 
-// entries returns the keys of a job's image: the key of its digest, and the key of its reference if the job decides
-// what the reference resolves to on the node.
-func (m *Maker) entries(j Job, e imagepin.Entry) ([]imagepin.Entry, error) {
+// keyOfDigest returns an entry for the job's image under its digest.
+func (j Job) keyOfDigest(e imagepin.Entry) (imagepin.Entry, error) {
 	byDigest, err := j.byDigest()
 	if err != nil {
-		return nil, err
+		return e, err
 	}
 	e.Ref = byDigest.String()
 	// An image that is ready can be on the record of another tag.
-	if e.Record, err = store.RecordName(j.Ref, e.RecordTarget.Digest); err != nil {
+	e.Record, err = store.RecordName(j.Ref, e.RecordTarget.Digest)
+	return e, err
+}
+
+// entries returns the keys of a job's image: the key of its digest, and the key of its reference if the job decides
+// what the reference resolves to on the node. It fails with a *[decide.MovedError] if the job's verdict is not right any more.
+func (m *Maker) entries(j Job, byDigest imagepin.Entry) ([]imagepin.Entry, error) {
+	movesTag, err := m.config.Pins.Current(j.Verdict)
+	if err != nil {
 		return nil, err
 	}
-	entries := []imagepin.Entry{e}
-	if ref := j.Ref.String(); ref != e.Ref && m.config.Pins.MovesTag(j.Verdict) {
-		e.Ref = ref
-		entries = append(entries, e)
+	entries, tagged := []imagepin.Entry{byDigest}, byDigest
+	tagged.Ref = j.Ref.String()
+	now, ok := m.config.Images.Get(tagged.Key)
+	if moved := ok && now.Root.Digest != tagged.Root.Digest; tagged.Ref == byDigest.Ref || !movesTag || moved && j.Unmoved {
+		return entries, nil
 	}
-	return entries, nil
+	return append(entries, tagged), nil
 }

@@ -42,6 +42,8 @@ type Config struct {
 	// Load reads the configuration, at the start and at each Reload.
 	Load   func() (*config.ServeConfig, error)
 	Reload <-chan os.Signal
+	// OpenCluster is the part for pins in the Kubernetes API. It is nil in a build without it.
+	OpenCluster node.OpenCluster
 }
 
 // Server is imagepin as a separate process.
@@ -247,6 +249,7 @@ func (s *Server) replace(file *config.ServeConfig, seen *state) error {
 func (s *Server) start(file *config.ServeConfig, setup node.Setup) error {
 	n, err := node.New(node.Config{
 		Mode: node.ModeServe, Containerd: s.containerd.services(), Setup: setup, NodeKey: filepath.Join(file.State, nodeKeyFile), Metrics: prometheus.DefaultRegisterer,
+		OpenCluster: s.config.OpenCluster,
 	})
 	if err != nil {
 		return err

@@ -20,26 +20,22 @@ import (
 //
 // Put writes only differences.
 func (s *Store) Put(ctx context.Context, proof string, entries ...imagepin.Entry) (Change, error) {
-	unlock, err := s.lock(ctx)
-	if err != nil {
-		return Change{}, err
-	}
-	defer unlock()
-	return s.put(ctx, proof, entries, nil)
+	return s.PutChosen(ctx, proof, func() ([]imagepin.Entry, error) { return entries, nil })
 }
 
-// PutUnmoved is [Store.Put] without the entries whose key has another digest now.
-func (s *Store) PutUnmoved(ctx context.Context, proof string, entries ...imagepin.Entry) (Change, error) {
+// PutChosen is [Store.Put] of the entries that choose returns. No key changes meanwhile: what was decided before is checked there once
+// more. If choose fails, PutChosen fails with its error. choose must not wait.
+func (s *Store) PutChosen(ctx context.Context, proof string, choose func() ([]imagepin.Entry, error)) (Change, error) {
 	unlock, err := s.lock(ctx)
 	if err != nil {
 		return Change{}, err
 	}
 	defer unlock()
-	unmoved := slices.DeleteFunc(slices.Clone(entries), func(e imagepin.Entry) bool {
-		now, ok := s.Get(e.Key)
-		return ok && now.Root.Digest != e.Root.Digest
-	})
-	return s.put(ctx, proof, unmoved, nil)
+	entries, err := choose()
+	if err != nil {
+		return Change{}, err
+	}
+	return s.put(ctx, proof, entries, nil)
 }
 
 // put is Put for a caller that holds the lock. pre must hold for anything to be written. A nil pre always holds.

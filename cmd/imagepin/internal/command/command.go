@@ -16,6 +16,7 @@ import (
 	"github.com/urfave/cli/v3"
 
 	imagepinconfig "github.com/imagepin/imagepin/pkg/imagepin/config"
+	"github.com/imagepin/imagepin/pkg/imagepin/node"
 	"github.com/imagepin/imagepin/version"
 )
 
@@ -32,11 +33,15 @@ type app struct {
 	interval time.Duration // of --watch
 	// serveSocket is the default socket of imagepin serve, for hints.
 	serveSocket string
+	// openCluster is for imagepin serve.
+	openCluster node.OpenCluster
 }
 
-// Run runs the command and returns its exit code. args begins with the name of the program.
-func Run(ctx context.Context, stdio Stdio, args []string) int {
-	return (&app{Stdio: stdio, now: time.Now, interval: watchInterval, serveSocket: imagepinconfig.DefaultServeAddress}).run(ctx, args)
+// Run runs the command and returns its exit code. args begins with the name of the program. c is the part of imagepin serve for pins in
+// the Kubernetes API; nil in a build without it.
+func Run(ctx context.Context, stdio Stdio, c node.OpenCluster, args []string) int {
+	a := &app{Stdio: stdio, now: time.Now, interval: watchInterval, serveSocket: imagepinconfig.DefaultServeAddress, openCluster: c}
+	return a.run(ctx, args)
 }
 
 func (a *app) run(ctx context.Context, args []string) int {

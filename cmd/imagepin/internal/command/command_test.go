@@ -203,7 +203,7 @@ func TestEnvironment(t *testing.T) {
 	_, address := serve(t, func(s *grpc.Server) { api.RegisterControlServer(s, c) })
 	t.Setenv("CONTAINERD_ADDRESS", "unix://"+address)
 	var out, errOut bytes.Buffer
-	if code := Run(t.Context(), Stdio{In: &out, Out: &out, Err: &errOut}, []string{"imagepin", "images", "-n", "other"}); code != 0 {
+	if code := Run(t.Context(), Stdio{In: &out, Out: &out, Err: &errOut}, nil, []string{"imagepin", "images", "-n", "other"}); code != 0 {
 		t.Fatal(errOut.String())
 	}
 	if c.namespace[0] != "other" {
@@ -304,7 +304,7 @@ func TestInterrupted(t *testing.T) {
 	for _, args := range [][]string{{"check"}, {"pull", "app", "-u", "bob", "--password-stdin"}} {
 		var out, errOut bytes.Buffer
 		in, _ := io.Pipe() // never has data
-		code := Run(ctx, Stdio{In: in, Out: &out, Err: &errOut}, append([]string{"imagepin", "-a", address}, args...))
+		code := Run(ctx, Stdio{In: in, Out: &out, Err: &errOut}, nil, append([]string{"imagepin", "-a", address}, args...))
 		if code != 130 || !strings.HasSuffix(errOut.String(), "interrupted\n") || strings.Count(errOut.String(), "\n") != 1 {
 			t.Errorf("%s: exit code %d, printed %q", args, code, errOut.String())
 		}

@@ -25,7 +25,7 @@ const asCommand = "IMAGEPIN_TEST_COMMAND"
 func TestMain(m *testing.M) {
 	if os.Getenv(asCommand) != "" {
 		ctx, stop := WithSignals(context.Background())
-		code := Run(ctx, Stdio{In: os.Stdin, Out: os.Stdout, Err: os.Stderr}, os.Args)
+		code := Run(ctx, Stdio{In: os.Stdin, Out: os.Stdout, Err: os.Stderr}, nil, os.Args)
 		stop()
 		os.Exit(code)
 	}

@@ -1,0 +1,191 @@
+package kube
+
+import (
+	"context"
+	"fmt"
+	"regexp"
+	"strings"
+
+	"github.com/containerd/errdefs"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/validation"
+
+	"github.com/imagepin/imagepin/api/v1alpha1"
+	"github.com/imagepin/imagepin/pkg/imagepin"
+)
+
+// Owner is the revision of a workload that a pod belongs to.
+type Owner struct {
+	v1alpha1.Owner
+	Namespace string
+	// Reference is the owner reference of the ImagePins of the revision: the ControllerRevision if there is one, else the
+	// controller of the pod. Kubernetes deletes the ImagePins with this object.
+	Reference metav1.OwnerReference
+}
+
+// revisionLabel is the label of a pod with its revision, if its controller has more than one at a time
+// (ControllerRevisionHashLabelKey in k8s.io/api/apps/v1).
+const revisionLabel = "controller-revision-hash"
+
+// mirrorAnnotation is the annotation of the object in the API that represents a static pod (MirrorPodAnnotationKey in
+// k8s.io/api/core/v1).
+const mirrorAnnotation = "kubernetes.io/config.mirror"
+
+var (
+	pods                = resource{path: "/api/v1", name: "pods", kind: "pod"}
+	controllerRevisions = resource{path: "/apis/apps/v1", name: "controllerrevisions", kind: "ControllerRevision"}
+)
+
+// OwnerOf returns the revision of a workload that a pod belongs to, which never changes. It returns nil if there is none:
+// no object controls the pod, or a Node does (a static pod), or no object can have the fields of its controller. The API
+// server itself may be a static pod. So check the annotation kubernetes.io/config.source before calling OwnerOf.
+//
+// It reads the metadata of the pod, and that of its ControllerRevision if the pod has a revision. The API server allows a
+// node to read its own pods.
+//
+// Errors: [imagepin.UnknownPod] (ErrNotFound) if the API server has no pod with this name and UID, [imagepin.ClaimRefused]
+// (ErrPermissionDenied) if the node must not read the pod, which is temporary until the API server knows that the pod is
+// bound to the node, [imagepin.ClusterUnavailable] (ErrUnavailable), [imagepin.InvalidRequest] (ErrInvalidArgument), or
+// context.Canceled.
+func (c *Client) OwnerOf(ctx context.Context, pod Pod) (*Owner, error) {
+	if err := pod.validate(); err != nil {
+		return nil, err
+	}
+	var owner *Owner
+	err := c.run(ctx, forOwner, func(ctx context.Context, s *session) error {
+		meta, err := s.pod(ctx, pod)
+		if err != nil {
+			return err
+		}
+		owner = ownerOf(meta)
+		if owner == nil || owner.Revision == "" {
+			return nil
+		}
+		return s.useControllerRevision(ctx, owner)
+	})
+	if err != nil {
+		return nil, err
+	}
+	return owner, nil
+}
+
+// pod reads the metadata of a pod.
+func (s *session) pod(ctx context.Context, pod Pod) (*metav1.PartialObjectMetadata, error) {
+	key := objectKey{pod.Namespace, pod.Name}
+	// The cache of the API server may be older than the pod.
+	for _, cached := range []bool{true, false} {
+		meta, err := s.metadata(ctx, pods, key, cached)
+		switch {
+		case absent(err):
+			continue
+		case err != nil:
+			return nil, s.explain(err, "get "+pods.describe(key), general)
+		// kubelet gives the sandbox of a static pod another UID than the API server gives its mirror pod.
+		case meta.UID == pod.UID, isMirror(meta):
+			return meta, nil
+		}
+	}
+	return nil, &imagepin.Error{
+		Reason: imagepin.UnknownPod, Class: errdefs.ErrNotFound,
+		Message: fmt.Sprintf("the API server has no pod %s with UID %s", pod, pod.UID),
+		Hint:    "The pod was deleted, or it was created without the Kubernetes API.",
+	}
+}
+
+func isMirror(pod *metav1.PartialObjectMetadata) bool {
+	_, ok := pod.Annotations[mirrorAnnotation]
+	return ok
+}
+
+// ownerOf returns the owner of a pod, with the controller as the reference. It returns nil if there is none.
+func ownerOf(pod *metav1.PartialObjectMetadata) *Owner {
+	controller := metav1.GetControllerOf(pod)
+	if controller == nil {
+		return nil
+	}
+	kind := schema.FromAPIVersionAndKind(controller.APIVersion, controller.Kind).GroupKind()
+	if kind == (schema.GroupKind{Kind: "Node"}) {
+		return nil
+	}
+	owner := &Owner{
+		Owner: v1alpha1.Owner{
+			APIVersion: controller.APIVersion, Kind: controller.Kind, Name: controller.Name, UID: controller.UID,
+		},
+		Namespace: pod.Namespace,
+		Reference: *controller,
+	}
+	owner.Reference.Controller = nil
+	owner.Reference.BlockOwnerDeletion = new(bool)
+	if !hasOneRevision(kind) {
+		owner.Revision = pod.Labels[revisionLabel]
+	}
+	if !canExist(owner.Owner) {
+		return nil
+	}
+	return owner
+}
+
+// The forms of the fields of objects that can control pods.
+var (
+	kindForm = regexp.MustCompile(`^[A-Za-z][A-Za-z0-9]{0,62}$`)
+	uidForm  = regexp.MustCompile(`^[A-Za-z0-9._-]{1,128}$`)
+)
+
+// maxAPIVersion is the maximum length of a group, a slash and a version, in bytes.
+const maxAPIVersion = 317
+
+// canExist reports whether an object can have the fields of an owner. The API server accepts any text in the
+// ownerReferences of a pod, of any length. It becomes a part of paths, records and names.
+func canExist(o v1alpha1.Owner) bool {
+	return kindForm.MatchString(o.Kind) && uidForm.MatchString(string(o.UID)) && len(o.APIVersion) <= maxAPIVersion &&
+		len(validation.IsDNS1123Subdomain(o.Name)) == 0 && len(validation.IsValidLabelValue(o.Revision)) == 0
+}
+
+// hasOneRevision reports whether the pods of an object of a kind all have one revision, also if a user gives them the
+// label of revisions.
+func hasOneRevision(kind schema.GroupKind) bool {
+	return kind == schema.GroupKind{Group: "apps", Kind: "ReplicaSet"} || kind == schema.GroupKind{Group: "batch", Kind: "Job"}
+}
+
+// useControllerRevision makes the ControllerRevision of an owner its reference, if there is one that the owner controls.
+// An owner without one, or one that the node cannot read, keeps its reference.
+func (s *session) useControllerRevision(ctx context.Context, owner *Owner) error {
+	key := objectKey{owner.Namespace, controllerRevisionName(owner.Name, owner.Revision)}
+	for _, cached := range []bool{true, false} {
+		revision, err := s.metadata(ctx, controllerRevisions, key, cached)
+		switch {
+		case apierrors.IsNotFound(err):
+			continue
+		case apierrors.IsForbidden(err):
+			return nil
+		case err != nil:
+			return s.explain(err, "get "+controllerRevisions.describe(key), general)
+		}
+		if by := metav1.GetControllerOfNoCopy(revision); by != nil && by.UID == owner.UID {
+			owner.Reference = metav1.OwnerReference{
+				APIVersion: "apps/v1", Kind: "ControllerRevision", Name: revision.Name, UID: revision.UID, BlockOwnerDeletion: new(bool),
+			}
+		}
+		return nil
+	}
+	return nil
+}
+
+// controllerRevisionName returns the name of a ControllerRevision. A StatefulSet labels its pods with the name
+// (newRevision in pkg/controller/statefulset), a DaemonSet with the end of the name after its own (snapshot in
+// pkg/controller/daemon). Other kinds do one or the other.
+func controllerRevisionName(owner, label string) string {
+	if strings.HasPrefix(label, owner+"-") {
+		return label
+	}
+	return owner + "-" + label
+}
+
+// metadata reads the metadata of an object. If cached is true, the API server may answer from its cache, without etcd.
+func (s *session) metadata(ctx context.Context, r resource, key objectKey, cached bool) (*metav1.PartialObjectMetadata, error) {
+	req := s.get(r, key, cached).SetHeader("Accept", "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1")
+	meta := &metav1.PartialObjectMetadata{}
+	return meta, s.read(ctx, req, key, meta)
+}
