@@ -7,12 +7,11 @@ import (
 	"os"
 
 	"github.com/imagepin/imagepin/cmd/imagepin/internal/command"
-	"github.com/imagepin/imagepin/plugins/imagepin/cluster"
 )
 
 func main() {
 	ctx, stop := command.WithSignals(context.Background())
-	code := command.Run(ctx, command.Stdio{In: os.Stdin, Out: os.Stdout, Err: os.Stderr}, cluster.Open, os.Args)
+	code := command.Run(ctx, command.Stdio{In: os.Stdin, Out: os.Stdout, Err: os.Stderr}, openCluster, os.Args)
 	stop()
 	os.Exit(code)
 }

@@ -39,6 +39,7 @@ const (
 	retainedUnpinned = "retained-without-pin"
 	listWrong        = "list-disagrees-with-keys"
 	statusWrong      = "status-disagrees-with-keys"
+	statusWrote      = "read-wrote"
 	callFailed       = "call-failed"
 	callDeadline     = "call-deadline-exceeded"
 	callSlow         = "call-waits-for-a-collection"

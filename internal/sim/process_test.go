@@ -169,6 +169,7 @@ func (p *process) RegisterService(desc *grpc.ServiceDesc, impl any) {
 
 // call calls a method of imagepin's services. It returns the last message of a stream.
 func call[Resp proto.Message](ctx context.Context, p *process, service, method string, req proto.Message) (resp Resp, _ error) {
+	ctx = reading(ctx, method)
 	if !strings.Contains(service, ".") {
 		service = "runtime.v1." + service
 	}

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"hash/fnv"
 	"math/rand/v2"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -24,6 +25,8 @@ var errAway = fmt.Errorf("containerd does not run: %w", errdefs.ErrUnavailable)
 
 // scheduler runs one goroutine at a time. The seed decides which one.
 type scheduler struct {
+	// wrote is called for each write of a call that only reads.
+	wrote func(ctx context.Context, what string)
 	seed  uint64
 	start time.Time
 
@@ -107,9 +110,27 @@ func actorOf(ctx context.Context) string {
 	return "imagepin"
 }
 
+type readingKey struct{}
+
+// reading returns a context for a call that only reads, or ctx itself for other calls.
+func reading(ctx context.Context, method string) context.Context {
+	if !slices.Contains([]string{"ImageStatus", "ListImages", "StreamImages", "ImageFsInfo", "Images", "Inspect", "Resolve", "Pins", "StreamPins", "Status", "DiskUsage", "Diff", "LockStatus", "Version"}, method) {
+		return ctx
+	}
+	return context.WithValue(ctx, readingKey{}, true)
+}
+
+func onlyReads(ctx context.Context) bool { return ctx.Value(readingKey{}) != nil }
+
+// isWrite matches the steps that write to containerd.
+var isWrite = regexp.MustCompile(`(^|[. ])(create|update|delete|commit|write|abort|add|remove|prepare|transaction)\b`)
+
 // step parks the caller until its turn. It fails if the caller has given up a call that crosses a socket.
 func (s *scheduler) step(ctx context.Context, owner *process, format string, args ...any) error {
 	p := &parked{actor: actorOf(ctx), what: fmt.Sprintf(format, args...), owner: owner, turn: make(chan error, 1)}
+	if onlyReads(ctx) && isWrite.MatchString(p.what) {
+		s.wrote(ctx, p.what)
+	}
 	s.mu.Lock()
 	if err := owner.state(); err != nil {
 		s.mu.Unlock()

@@ -90,6 +90,9 @@ func (w *world) wrong(name, format string, args ...any) {
 
 func newWorld(seed uint64, dir string) (*world, error) {
 	w := &world{scheduler: newScheduler(seed), dir: dir}
+	w.wrote = func(ctx context.Context, what string) {
+		w.wrong(statusWrote, "a call of %s that only reads: %s", actorOf(ctx), what)
+	}
 	w.choice = choose(w.rng)
 	if seed%reconfigureEvery == 0 && w.choice.slowGC == 0 {
 		w.choice.reconfigure, w.choice.kill = true, true

@@ -42,7 +42,7 @@ type Config struct {
 	// Load reads the configuration, at the start and at each Reload.
 	Load   func() (*config.ServeConfig, error)
 	Reload <-chan os.Signal
-	// OpenCluster is the part for pins in the Kubernetes API. It is nil in a build without it.
+	// OpenCluster is nil in a build without that part.
 	OpenCluster node.OpenCluster
 }
 
