@@ -96,6 +96,12 @@ func TestWrongConfig(t *testing.T) {
 			node.Options{Handlers: []node.Handler{{Name: "kata", Platform: "linux/arm64/v8/more"}}},
 			testkit.ImagesSection, "runtime_platforms.kata.platform", []string{"linux/arm64/v8/more"},
 		},
+		"cluster without its part": {
+			node.Options{
+				DisabledPlugins: []string{"io.imagepin.part.v1.cluster"}, Extra: "[plugins.\"" + testkit.OurSection + "\".cluster]\nkubeconfig = \"/etc/kubernetes/kubelet.conf\"\n",
+			},
+			testkit.OurSection, "cluster.kubeconfig", []string{"disabled_plugins"},
+		},
 		"platform of an unknown handler": {
 			node.Options{Extra: "[plugins.\"" + testkit.ImagesSection + "\".runtime_platforms.kata]\nplatform = \"linux/arm64\"\n"},
 			testkit.ImagesSection, "runtime_platforms.kata", []string{"unknown runtime handler"},

@@ -19,15 +19,15 @@ var layers = [][]string{
 	{"api/imagepin/v1", "api/v1alpha1", "internal/blobcache", "internal/failpoint", "internal/gcroots", "internal/gunzip", "internal/jsontext", "internal/similar", "internal/yamldoc", "pkg/imagepin/durable", "pkg/runtimeplatform", "pkg/imagepin/internal/blobtable", "pkg/imagepin/internal/errno", "pkg/imagepin/internal/family", "pkg/imagepin/internal/keyed", "pkg/imagepin/internal/order", "pkg/imagepin/internal/flight", "pkg/imagepin/internal/pieces", "pkg/imagepin/layerfiles", "pkg/imagepin/policy", "version"},
 	{"pkg/imagepin"},
 	{"pkg/imagepin/internal/blobs"},
-	{"pkg/imagepin/internal/lease", "pkg/imagepin/lock", "pkg/imagepin/pin", "pkg/imagepin/cluster"},
-	{"pkg/imagepin/retain", "pkg/imagepin/bandwidth", "pkg/imagepin/claim", "pkg/imagepin/bundle", "pkg/imagepin/applied"},
+	{"pkg/imagepin/internal/lease", "pkg/imagepin/lock", "pkg/imagepin/pin", "pkg/imagepin/pin/cluster/kube"},
+	{"pkg/imagepin/retain", "pkg/imagepin/bandwidth", "pkg/imagepin/pin/cluster", "pkg/imagepin/bundle", "pkg/imagepin/applied"},
 	{"pkg/imagepin/store", "pkg/imagepin/resolve", "pkg/imagepin/download"},
 	{"pkg/imagepin/decide", "pkg/imagepin/config", "pkg/imagepin/health", "pkg/imagepin/usage", "pkg/imagepin/compare", "pkg/imagepin/replace"},
 	{"pkg/imagepin/pull"},
 	{"pkg/imagepin/reconcile", "pkg/imagepin/metrics", "pkg/imagepin/apply"},
 	{"pkg/imagepin/cri", "pkg/imagepin/control"},
 	{"pkg/imagepin/node"},
-	{"plugins/imagepin", "pkg/imagepin/serve"},
+	{"plugins/imagepin", "plugins/imagepin/cluster", "pkg/imagepin/serve"},
 }
 
 // stableContainerd lists the parts of containerd that are stable according to its RELEASES.md.
@@ -104,6 +104,21 @@ func TestNothingImportsUpwards(t *testing.T) {
 				t.Errorf("%s imports %s, which is not in a lower layer", p.ImportPath, imp)
 			}
 		}
+	}
+}
+
+// TestParts checks that a build without the part for pins in the Kubernetes API has no client of that API.
+func TestParts(t *testing.T) {
+	has := func(pkg string) bool {
+		return slices.ContainsFunc(list(t, "-deps", module+pkg), func(p listed) bool { return strings.HasPrefix(p.ImportPath, "k8s.io/client-go/") })
+	}
+	for _, core := range []string{"plugins/imagepin", "pkg/imagepin/serve"} {
+		if has(core) {
+			t.Errorf("%s depends on k8s.io/client-go", core)
+		}
+	}
+	if part := "plugins/imagepin/cluster"; !has(part) {
+		t.Errorf("%s does not depend on k8s.io/client-go", part)
 	}
 }
 

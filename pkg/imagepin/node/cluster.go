@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 
-	"github.com/containerd/errdefs"
 	"github.com/containerd/plugin"
 	"github.com/opencontainers/go-digest"
 
@@ -43,6 +42,8 @@ type ClusterNode struct {
 	Policy func() *policy.Policy
 }
 
+var errNoClusterPart = fmt.Errorf("this build of imagepin has no pins in the Kubernetes API, or %s.cluster is in disabled_plugins", PartPlugin)
+
 // clusterOf returns the authority for the pins of a cluster, or nil if the node uses none. With unchanged settings, it returns what
 // the node uses already, which remembers what it has read.
 func (n *Node) clusterOf(s config.Cluster) (Cluster, error) {
@@ -50,8 +51,7 @@ func (n *Node) clusterOf(s config.Cluster) (Cluster, error) {
 		return nil, nil
 	}
 	if n.openCluster == nil {
-		return nil, fmt.Errorf("[plugins.%q.cluster] kubeconfig %q: this build of imagepin has no pins in the Kubernetes API, or they are in disabled_plugins: %w",
-			config.Section, s.Kubeconfig, errdefs.ErrInvalidArgument)
+		return nil, &config.KeyError{Section: config.Section, Key: "cluster.kubeconfig", Err: errNoClusterPart}
 	}
 	if now := n.active.Load(); now != nil && now.Settings.Cluster == s {
 		return now.cluster, nil
