@@ -81,7 +81,7 @@ func (s *Store) evict(ctx context.Context, namespace string) (again bool, _ erro
 // for which may returns true. It removes the fewest for which enough returns true, and none if it never does. As
 // [Store.MakeForNamespace], it keeps pins that were used in the meantime.
 func (s *Store) EvictRetaining(ctx context.Context, may func(namespace string) bool, enough func(freed []digest.Digest) bool) (evicted bool, _ error) {
-	candidates := s.retainingUnlocked(may)
+	candidates := s.retainingUnlocked(func(p Pin) bool { return may(p.capNamespace()) && !s.lock.has(p.Root.Digest) })
 	if len(candidates) == 0 || s.config.InUse == nil {
 		return false, nil
 	}
@@ -121,7 +121,7 @@ func (s *Store) evictAll(ctx context.Context, pins []Pin) (evicted bool, _ error
 }
 
 // retainingUnlocked returns the pins that retain each digest, least recently used first, without digests of which a pin must stay.
-func (s *table) retainingUnlocked(may func(namespace string) bool) [][]Pin {
+func (s *table) retainingUnlocked(may func(Pin) bool) [][]Pin {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
 	byRoot := make(map[digest.Digest][]Pin)
@@ -132,7 +132,7 @@ func (s *table) retainingUnlocked(may func(namespace string) bool) [][]Pin {
 		}
 		root := p.Root.Digest
 		byRoot[root] = append(byRoot[root], p)
-		stays[root] = stays[root] || p.By == ByOperator || p.Scope == policy.LockScope || s.kept[root] || !may(p.capNamespace())
+		stays[root] = stays[root] || p.By == ByOperator || !may(p)
 	}
 	var all [][]Pin
 	lastUse := func(pins []Pin) Pin {
@@ -159,7 +159,7 @@ func (s *table) RetainedBy() map[digest.Digest][]string {
 	by := make(map[digest.Digest][]string)
 	for _, p := range s.pins {
 		namespace := p.capNamespace()
-		if p.Retain && p.Scope != policy.LockScope && !slices.Contains(by[p.Root.Digest], namespace) {
+		if p.Retain && !slices.Contains(by[p.Root.Digest], namespace) {
 			by[p.Root.Digest] = append(by[p.Root.Digest], namespace)
 		}
 	}
@@ -187,7 +187,7 @@ func (s *Store) evictable(namespace string) (_ []Pin, room bool) {
 	defer s.mu.RUnlock()
 	var pins []Pin
 	for _, p := range s.pins {
-		if p.capNamespace() == namespace && p.By != ByOperator && p.Scope != policy.LockScope {
+		if p.capNamespace() == namespace && p.By != ByOperator {
 			pins = append(pins, p)
 		}
 	}

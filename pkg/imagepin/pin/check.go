@@ -9,8 +9,6 @@ import (
 
 	"github.com/containerd/containerd/v2/core/images"
 	"github.com/containerd/errdefs"
-
-	"github.com/imagepin/imagepin/pkg/imagepin/policy"
 )
 
 // Finding is a pin with a wrong or missing record.
@@ -43,10 +41,8 @@ func (s *Store) Check(ctx context.Context) (checked int, findings []Finding, _ e
 	}
 	all = slices.DeleteFunc(all, func(img images.Image) bool { return img.Name == LockRecord })
 	names := make(map[string]ID)
-	for _, p := range s.List() {
-		if p.Scope != policy.LockScope {
-			names[p.ID.String()] = p.ID
-		}
+	for _, p := range s.table.List() {
+		names[p.ID.String()] = p.ID
 	}
 	unrecorded := maps.Clone(names)
 	var suspect []string

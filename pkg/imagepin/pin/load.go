@@ -8,8 +8,6 @@ import (
 	"github.com/containerd/containerd/v2/core/images"
 	"github.com/containerd/errdefs"
 	"github.com/containerd/log"
-
-	"github.com/imagepin/imagepin/pkg/imagepin/policy"
 )
 
 // Load reads all pins. It logs and ignores records that it cannot read, and [Store.Unreadable] lists them. The target
@@ -61,12 +59,11 @@ func (s *table) replaceAll(ctx context.Context, listed []images.Image) {
 	clear(s.pins)
 	clear(s.byRef)
 	clear(s.retained)
-	clear(s.locked)
 	clear(s.proofs)
 	clear(s.perNamespace)
 	clear(s.ignored)
 	for _, held := range before {
-		if held.Scope == policy.LockScope || s.written[held.ID.String()] {
+		if s.written[held.ID.String()] {
 			s.add(held)
 		}
 	}

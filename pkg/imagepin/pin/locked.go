@@ -1,9 +1,9 @@
 package pin
 
 import (
-	"context"
 	"maps"
 	"slices"
+	"sync"
 
 	"github.com/containerd/errdefs"
 	"github.com/opencontainers/go-digest"
@@ -20,57 +20,90 @@ func Locked(ref string) error {
 	}
 }
 
-// SetLock replaces the pins of [policy.LockScope] in one step. They are in memory only: the caller stores the lock. kept are
-// digests that are retained although no pin has them. The caller updates what pins retain, see [Config.Changed].
-func (s *Store) SetLock(pins []Pin, kept []digest.Digest) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	before := maps.Clone(s.pins)
-	for id, p := range before {
-		if id.Scope == policy.LockScope {
-			s.drop(p)
-		}
-	}
+// lockPins has the pins of the node's lock. They are in memory only: the lock is what is stored.
+type lockPins struct {
+	mu    sync.RWMutex
+	pins  map[string]Pin         // by reference
+	roots map[digest.Digest]bool // digests of pins
+	kept  map[digest.Digest]bool // digests that are retained for a lock without a pin
+}
+
+// replace replaces all pins and kept digests in one step. The use, the drift and the proofs of a pin with the same digest stay.
+func (l *lockPins) replace(pins []Pin, kept []digest.Digest) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	before := l.pins
+	l.pins, l.roots, l.kept = make(map[string]Pin, len(pins)), make(map[digest.Digest]bool, len(pins)), make(map[digest.Digest]bool, len(kept))
 	for _, p := range pins {
-		if old, ok := before[p.ID]; ok && old.Root.Digest == p.Root.Digest {
+		if old, ok := before[p.Ref]; ok && old.Root.Digest == p.Root.Digest {
 			p.UsedAt, p.Drift, p.Proofs = old.UsedAt, old.Drift, old.Proofs
 		}
-		s.add(p)
+		l.pins[p.Ref], l.roots[p.Root.Digest] = p, true
 	}
-	s.kept = make(map[digest.Digest]bool, len(kept))
 	for _, root := range kept {
-		s.kept[root] = true
+		l.kept[root] = true
 	}
 }
 
-// OfLock returns the pin that the node's lock has for a reference.
-func (s *table) OfLock(ref string) (Pin, bool) { return s.Get(ID{Scope: policy.LockScope, Ref: ref}) }
-
-// HasRoot reports whether the node's lock, or what is retained for a lock, has a digest. Such content does not count for
-// max_retained_bytes.
-func (s *table) HasRoot(root digest.Digest) bool {
-	s.mu.RLock()
-	defer s.mu.RUnlock()
-	return s.kept[root] || s.locked[root] > 0
+func (l *lockPins) get(ref string) (Pin, bool) {
+	l.mu.RLock()
+	defer l.mu.RUnlock()
+	p, ok := l.pins[ref]
+	return p, ok
 }
 
-// changeOfLock is changeLocked for a pin of the lock, which has no record. Only its digest is durable, with the lock.
-func (s *Store) changeOfLock(ctx context.Context, id ID, decide func(old *Pin) (*Pin, Event, error)) (was *Pin, now Pin, _ error) {
-	was, want, event, err := s.decideOfLock(id, decide)
-	if err != nil || want == nil {
-		return &Pin{}, Pin{}, err // as in changeLocked
-	}
-	if event != "" {
-		s.config.Notify(ctx, event, *want, "")
-	}
-	return was, *want, nil
+func (l *lockPins) list() []Pin {
+	l.mu.RLock()
+	defer l.mu.RUnlock()
+	return slices.Collect(maps.Values(l.pins))
 }
 
-// decideOfLock decides and changes a pin of the lock in one step.
-func (s *table) decideOfLock(id ID, decide func(old *Pin) (*Pin, Event, error)) (was, want *Pin, _ Event, _ error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if p, ok := s.pins[id]; ok {
+// ofRoot returns the pins with a digest.
+func (l *lockPins) ofRoot(root digest.Digest) (pins []Pin) {
+	if !l.has(root) {
+		return nil
+	}
+	l.find(func(p Pin) bool {
+		if p.Root.Digest == root {
+			pins = append(pins, p)
+		}
+		return false
+	})
+	return pins
+}
+
+// find returns a pin that matches.
+func (l *lockPins) find(matches func(Pin) bool) (Pin, bool) {
+	l.mu.RLock()
+	defer l.mu.RUnlock()
+	for _, p := range l.pins {
+		if matches(p) {
+			return p, true
+		}
+	}
+	return Pin{}, false
+}
+
+// has reports whether a pin has a digest, or the digest is kept.
+func (l *lockPins) has(root digest.Digest) bool {
+	l.mu.RLock()
+	defer l.mu.RUnlock()
+	return l.kept[root] || l.roots[root]
+}
+
+// retained returns the digests of all pins, and those that are kept.
+func (l *lockPins) retained() []digest.Digest {
+	l.mu.RLock()
+	defer l.mu.RUnlock()
+	return slices.Concat(slices.Collect(maps.Keys(l.roots)), slices.Collect(maps.Keys(l.kept)))
+}
+
+// change decides and changes what a pin has besides its digest, in one step. As in [Store.change], decide returns the same pointer if
+// nothing changes.
+func (l *lockPins) change(ref string, decide func(old *Pin) (*Pin, Event, error)) (was, want *Pin, _ Event, _ error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if p, ok := l.pins[ref]; ok {
 		was = &p
 	}
 	want, event, err := decide(was)
@@ -78,14 +111,65 @@ func (s *table) decideOfLock(id ID, decide func(old *Pin) (*Pin, Event, error)) 
 		return was, want, "", err
 	}
 	if was == nil || want.Root.Digest != was.Root.Digest || want.By != was.By || want.Retain != was.Retain {
-		return nil, nil, "", Locked(id.Ref) // only SetLock decides the digests
+		return nil, nil, "", Locked(ref) // only replace decides the digests
 	}
-	s.drop(*was)
-	s.add(*want)
+	l.pins[ref] = *want
 	return was, want, event, nil
 }
 
+// SetLock replaces the pins of [policy.LockScope] in one step: the caller stores the lock. kept are digests that are retained although
+// no pin has them. The caller updates what pins retain, see [Config.Changed].
+func (s *Store) SetLock(pins []Pin, kept []digest.Digest) { s.lock.replace(pins, kept) }
+
+// OfLock returns the pin that the node's lock has for a reference.
+func (s *Store) OfLock(ref string) (Pin, bool) { return s.lock.get(ref) }
+
+// HasRoot reports whether the node's lock, or what is retained for a lock, has a digest. Such content does not count for
+// max_retained_bytes.
+func (s *Store) HasRoot(root digest.Digest) bool { return s.lock.has(root) }
+
 // LockPins returns the pins of the lock, ordered by reference.
-func (s *table) LockPins() []Pin {
-	return slices.DeleteFunc(s.List(), func(p Pin) bool { return p.Scope != policy.LockScope })
+func (s *Store) LockPins() []Pin {
+	return slices.SortedFunc(slices.Values(s.lock.list()), byRefAndScope)
 }
+
+// Get returns a pin.
+func (s *Store) Get(id ID) (Pin, bool) {
+	if id.Scope == policy.LockScope {
+		return s.lock.get(id.Ref)
+	}
+	return s.table.Get(id)
+}
+
+// Pinned reports whether a reference has a pin in any scope.
+func (s *Store) Pinned(ref string) bool {
+	_, locked := s.lock.get(ref)
+	return locked || s.table.Pinned(ref)
+}
+
+// List returns all pins, ordered by reference and scope.
+func (s *Store) List() []Pin {
+	all := append(s.table.List(), s.lock.list()...)
+	slices.SortFunc(all, byRefAndScope)
+	return all
+}
+
+// Scopes returns the pins of a reference, ordered by scope.
+func (s *Store) Scopes(ref string) []Pin {
+	all := s.table.Scopes(ref)
+	if p, ok := s.lock.get(ref); ok {
+		all = append(all, p)
+		slices.SortFunc(all, byScope)
+	}
+	return all
+}
+
+// Retained returns the digests that pins retain.
+func (s *Store) Retained() []digest.Digest {
+	all := append(s.table.Retained(), s.lock.retained()...)
+	slices.Sort(all)
+	return slices.Compact(all)
+}
+
+// Retains reports whether a pin retains a digest.
+func (s *Store) Retains(root digest.Digest) bool { return s.table.Retains(root) || s.lock.has(root) }

@@ -3,6 +3,7 @@ package pin
 import (
 	"context"
 	"errors"
+	"maps"
 	"slices"
 	"sync"
 	"testing"
@@ -44,7 +45,15 @@ func (e *env) wantConsistent(t *testing.T) {
 		want.add(p)
 	}
 	wantEqual(t, "retained", e.Store.retained, want.retained)
-	wantEqual(t, "locked", e.Store.locked, want.locked)
+	roots := make(map[digest.Digest]bool)
+	for _, p := range e.LockPins() {
+		roots[p.Root.Digest] = true
+	}
+	e.Store.lock.mu.RLock()
+	defer e.Store.lock.mu.RUnlock()
+	if !maps.Equal(roots, e.Store.lock.roots) {
+		t.Errorf("the lock has digests %v, want %v", e.Store.lock.roots, roots)
+	}
 	wantEqual(t, "proofs", e.Store.proofs, want.proofs)
 	wantEqual(t, "pins of namespaces", e.Store.perNamespace, want.perNamespace)
 	wantEqual(t, "references", e.Store.byRef, want.byRef)

@@ -43,6 +43,23 @@ func (s *Store) Prove(ctx context.Context, ref reference.Named, root digest.Dige
 }
 
 // retaining returns the pins that retain a digest of ref's repository.
+func (s *Store) retaining(ref reference.Named, root digest.Digest) []ID {
+	ids := s.table.retaining(ref, root)
+	for _, p := range s.lock.ofRoot(root) {
+		if inRepository(p.Ref, ref) {
+			ids = append(ids, p.ID)
+		}
+	}
+	slices.SortFunc(ids, func(a, b ID) int { return strings.Compare(a.String(), b.String()) })
+	return ids
+}
+
+func inRepository(name string, ref reference.Named) bool {
+	of, err := reference.ParseNamed(name)
+	return err == nil && of.Name() == ref.Name()
+}
+
+// retaining returns the pins that retain a digest of ref's repository, in no particular order.
 func (s *table) retaining(ref reference.Named, root digest.Digest) []ID {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
@@ -54,16 +71,25 @@ func (s *table) retaining(ref reference.Named, root digest.Digest) []ID {
 		if !p.Retain || p.Root.Digest != root {
 			continue
 		}
-		if of, err := reference.ParseNamed(id.Ref); err == nil && of.Name() == ref.Name() {
+		if inRepository(id.Ref, ref) {
 			ids = append(ids, id)
 		}
 	}
-	slices.SortFunc(ids, func(a, b ID) int { return strings.Compare(a.String(), b.String()) })
 	return ids
 }
 
 // HasProof reports whether any pin has any of the given proofs.
-func (s *table) HasProof(macs ...string) bool {
+func (s *Store) HasProof(macs ...string) bool {
+	if s.table.hasProof(macs) {
+		return true
+	}
+	_, ok := s.lock.find(func(p Pin) bool {
+		return slices.ContainsFunc(p.Proofs, func(proof Proof) bool { return slices.Contains(macs, proof.MAC) })
+	})
+	return ok
+}
+
+func (s *table) hasProof(macs []string) bool {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
 	return slices.ContainsFunc(macs, func(mac string) bool { return s.proofs[mac] > 0 })

@@ -62,6 +62,7 @@ type Config struct {
 // is safe for concurrent use.
 type Store struct {
 	*table
+	lock   lockPins
 	config Config
 	write  keyed.Mutex // by pin, makes reading, deciding and writing one step
 	makers keyed.Mutex // by cap namespace, locked after write, makes counting and writing a new pin one step
@@ -258,8 +259,8 @@ func (s *Store) Remove(ctx context.Context, id ID) (Pin, error) {
 // Both are checked again under the lock of the pin.
 func (s *Store) Expire(ctx context.Context, before time.Time, inUse func(ID) bool) error {
 	unused := func(p Pin) bool { return p.UsedAt.Before(before) && !inUse(p.ID) }
-	for _, p := range s.List() {
-		if p.Scope == policy.LockScope || !p.UsedAt.Before(before) {
+	for _, p := range s.table.List() {
+		if !p.UsedAt.Before(before) {
 			continue
 		}
 		if inUse(p.ID) {
@@ -336,7 +337,14 @@ func (s *Store) change(ctx context.Context, id ID, decide func(old *Pin) (*Pin, 
 // changeLocked is change without the call to Changed. It locks the pin.
 func (s *Store) changeLocked(ctx context.Context, id ID, decide func(old *Pin) (*Pin, Event, error)) (was *Pin, now Pin, _ error) {
 	if id.Scope == policy.LockScope {
-		return s.changeOfLock(ctx, id, decide)
+		was, want, event, err := s.lock.change(id.Ref, decide)
+		if err != nil || want == nil {
+			return &Pin{}, Pin{}, err
+		}
+		if event != "" {
+			s.config.Notify(ctx, event, *want, "")
+		}
+		return was, *want, nil
 	}
 	if err := s.write.Lock(ctx, id.String()); err != nil {
 		return nil, Pin{}, err

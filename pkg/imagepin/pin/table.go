@@ -8,28 +8,23 @@ import (
 	"sync"
 
 	"github.com/opencontainers/go-digest"
-
-	"github.com/imagepin/imagepin/pkg/imagepin/policy"
 )
 
-// table has the pins in memory.
+// table has the pins of the node's records in memory.
 type table struct {
 	mu           sync.RWMutex
 	pins         map[ID]Pin
 	byRef        map[string]map[ID]struct{}
-	retained     map[digest.Digest]int  // number of pins that retain each digest
-	kept         map[digest.Digest]bool // digests that are retained for a lock without a pin
-	locked       map[digest.Digest]int  // number of pins of the lock with each digest
-	proofs       map[string]int         // number of pins with each proof
-	perNamespace map[string]int         // number of pins that count against each Kubernetes namespace
-	ignored      map[string]Unreadable  // unreadable records, by name
-	written      map[string]bool        // records that were written or deleted during a Load, by name; nil without a Load
+	retained     map[digest.Digest]int // number of pins that retain each digest
+	proofs       map[string]int        // number of pins with each proof
+	perNamespace map[string]int        // number of pins that count against each Kubernetes namespace
+	ignored      map[string]Unreadable // unreadable records, by name
+	written      map[string]bool       // records that were written or deleted during a Load, by name; nil without a Load
 }
 
 func newTable() *table {
 	return &table{
 		pins: make(map[ID]Pin), byRef: make(map[string]map[ID]struct{}), retained: make(map[digest.Digest]int),
-		locked: make(map[digest.Digest]int),
 		proofs: make(map[string]int), perNamespace: make(map[string]int), ignored: make(map[string]Unreadable),
 	}
 }
@@ -53,10 +48,12 @@ func (s *table) Pinned(ref string) bool {
 func (s *table) List() []Pin {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
-	return slices.SortedFunc(maps.Values(s.pins), func(a, b Pin) int {
-		return cmp.Or(strings.Compare(a.Ref, b.Ref), cmp.Compare(a.Scope, b.Scope))
-	})
+	return slices.SortedFunc(maps.Values(s.pins), byRefAndScope)
 }
+
+func byRefAndScope(a, b Pin) int { return cmp.Or(strings.Compare(a.Ref, b.Ref), byScope(a, b)) }
+
+func byScope(a, b Pin) int { return cmp.Compare(a.Scope, b.Scope) }
 
 // Scopes returns the pins of a reference, ordered by scope.
 func (s *table) Scopes(ref string) []Pin {
@@ -66,7 +63,7 @@ func (s *table) Scopes(ref string) []Pin {
 	for id := range s.byRef[ref] {
 		pins = append(pins, s.pins[id])
 	}
-	slices.SortFunc(pins, func(a, b Pin) int { return cmp.Compare(a.Scope, b.Scope) })
+	slices.SortFunc(pins, byScope)
 	return pins
 }
 
@@ -74,21 +71,17 @@ func (s *table) Scopes(ref string) []Pin {
 func (s *table) Retained() []digest.Digest {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
-	all := maps.Clone(s.retained)
-	for root := range s.kept {
-		all[root]++
-	}
-	return slices.Sorted(maps.Keys(all))
+	return slices.Sorted(maps.Keys(s.retained))
 }
 
 // Retains reports whether a pin retains a digest.
 func (s *table) Retains(root digest.Digest) bool {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
-	return s.retained[root] > 0 || s.kept[root]
+	return s.retained[root] > 0
 }
 
-// Make pins a reference if it has no pin, and returns its pin. With concurrent calls the first one decides, and the
+// set replaces a pin. With nil, it removes the pin.
 func (s *table) set(id ID, p *Pin) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -108,11 +101,7 @@ func (s *table) add(p Pin) {
 		s.byRef[p.Ref] = make(map[ID]struct{})
 	}
 	s.byRef[p.Ref][p.ID] = struct{}{}
-	if p.Scope == policy.LockScope {
-		count(s.locked, p.Root.Digest, 1)
-	} else {
-		count(s.perNamespace, p.capNamespace(), 1)
-	}
+	count(s.perNamespace, p.capNamespace(), 1)
 	if p.Retain {
 		count(s.retained, p.Root.Digest, 1)
 	}
@@ -127,11 +116,7 @@ func (s *table) drop(p Pin) {
 	if delete(s.byRef[p.Ref], p.ID); len(s.byRef[p.Ref]) == 0 {
 		delete(s.byRef, p.Ref)
 	}
-	if p.Scope == policy.LockScope {
-		count(s.locked, p.Root.Digest, -1)
-	} else {
-		count(s.perNamespace, p.capNamespace(), -1)
-	}
+	count(s.perNamespace, p.capNamespace(), -1)
 	if p.Retain {
 		count(s.retained, p.Root.Digest, -1)
 	}
