@@ -60,7 +60,7 @@ func (noCluster) WithKnownOwner(pod policy.Pod) policy.Pod { return pod }
 
 // shares reports whether the cluster is asked for a reference and a pod.
 func (d *Decider) shares(ref string, pod policy.Pod) bool {
-	_, locked := d.pins.OfLock(ref)
+	_, locked := d.Locked(ref)
 	return !locked && d.cluster().Shares(ref, pod)
 }
 

@@ -126,7 +126,11 @@ func (d *Decider) pinUse(ctx context.Context, used Used) (*pin.Pin, error) {
 		return nil, err
 	}
 	if q.Policy.Scope == policy.LockScope {
-		return d.useLocked(ctx, q)
+		held, ok := d.Locked(q.Ref.String())
+		if !ok {
+			return nil, nil // the lock was removed
+		}
+		return &held, d.pins.Touch(ctx, held.ID)
 	}
 	known, claimed := d.claimed(q, nil)
 	if claimed && known.Root.Digest != used.Root.Digest {
@@ -152,7 +156,7 @@ func (d *Decider) pinUse(ctx context.Context, used Used) (*pin.Pin, error) {
 	if err != nil {
 		return nil, err
 	}
-	if now, locked := d.pins.OfLock(used.Ref.String()); locked {
+	if now, locked := d.Locked(used.Ref.String()); locked {
 		return &now, nil // a lock was applied meanwhile
 	}
 	return &held, d.pins.Touch(ctx, held.ID)

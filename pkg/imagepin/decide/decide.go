@@ -247,12 +247,8 @@ func (d *Decider) decideTag(ctx context.Context, q Request, pinned *pin.Pin) (Ve
 
 // applyPin applies the pin of the scope to a verdict. If there is none, it marks the verdict as the first use.
 func (d *Decider) applyPin(ctx context.Context, q Request, v Verdict) (Verdict, error) {
-	q = d.asLocked(q)
-	if q.Policy.Scope == "" {
-		return v, nil
-	}
-	// The pin can be made, moved or removed during the request to the registry.
-	held, pinned := d.pins.Get(q.pinID())
+	// The pin can be made, moved or removed during the request to the registry, and a lock applied or removed.
+	held, pinned := d.now(q.Ref.String(), q.Policy.Scope)
 	if pinned {
 		v = d.apply(v, held)
 	}
@@ -262,14 +258,11 @@ func (d *Decider) applyPin(ctx context.Context, q Request, v Verdict) (Verdict, 
 		}
 		_, pinned = d.pins.Get(held.ID) // a pin that has just expired is used, and made again
 	}
-	if !pinned {
-		v.Pin, v.FirstUse = nil, q.firstUse()
-	}
-	if !pinned && q.Policy.Scope == policy.LockScope {
-		v.FirstUse = nil // the lock was removed during the request to the registry
+	if pinned || q.Policy.Scope == "" || q.Policy.Scope == policy.LockScope {
 		return v, nil
 	}
-	if !pinned && q.DryRun {
+	v.Pin, v.FirstUse = nil, q.firstUse()
+	if q.DryRun {
 		v.Why += "; a pull would pin it"
 	}
 	return v, nil

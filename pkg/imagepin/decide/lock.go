@@ -39,27 +39,18 @@ func (noLock) Copies(reference.Named, digest.Digest) []reference.Named { return 
 // Digest implements Lock.
 func (noLock) Digest() digest.Digest { return "" }
 
-// asLocked returns a request in the scope of the node's lock if the lock names its reference.
-func (d *Decider) asLocked(q Request) Request {
-	if _, locked := d.pins.OfLock(q.Ref.String()); locked {
-		q.Policy.Scope = policy.LockScope
+// now returns the pin that decides a normalized reference at this moment: that of the node's lock, otherwise the one in a scope.
+func (d *Decider) now(ref string, scope policy.Scope) (pin.Pin, bool) {
+	if held, locked := d.Locked(ref); locked || scope == "" {
+		return held, locked
 	}
-	return q
-}
-
-// useLocked returns the pin of the lock for a use, or nil if the lock was removed.
-func (d *Decider) useLocked(ctx context.Context, q Request) (*pin.Pin, error) {
-	held, ok := d.pins.Get(q.pinID())
-	if !ok {
-		return nil, nil
-	}
-	return &held, d.pins.Touch(ctx, held.ID)
+	return d.pins.Get(pin.ID{Scope: scope, Ref: ref})
 }
 
 // onlyUnlocked fails with [imagepin.LockedReference] (ErrFailedPrecondition) if the node's lock decides the digest of a
 // reference, or if the scope is that of the lock.
 func (d *Decider) onlyUnlocked(ref reference.Named, scope policy.Scope) error {
-	if _, locked := d.pins.OfLock(ref.String()); locked || scope == policy.LockScope {
+	if _, locked := d.Locked(ref.String()); locked || scope == policy.LockScope {
 		return pin.Locked(ref.String())
 	}
 	return nil
@@ -103,7 +94,7 @@ func (d *Decider) checkUnknownInLock(ctx context.Context, name string) error {
 
 // inLock reports whether the node's lock names a reference, with this digest if it is known.
 func (d *Decider) inLock(ref reference.Named, root digest.Digest) bool {
-	if held, ok := d.pins.OfLock(ref.String()); ok {
+	if held, ok := d.Locked(ref.String()); ok {
 		return root == "" || root == held.Root.Digest
 	}
 	if digested, ok := ref.(reference.Digested); ok && root == "" {

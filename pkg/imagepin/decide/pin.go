@@ -200,11 +200,11 @@ func (d *Decider) Current(v Verdict) (movesTag bool, _ error) {
 	if _, ok := v.Ref.(reference.Digested); ok {
 		return d.movesTag(v), nil
 	}
-	now, ok := d.pins.OfLock(v.Ref.String())
-	if !ok && v.Pin != nil {
-		now, ok = d.pins.Get(v.Pin.ID)
+	var scope policy.Scope
+	if v.Pin != nil {
+		scope = v.Pin.Scope
 	}
-	if ok && now.Root.Digest != v.Root.Digest {
+	if now, ok := d.now(v.Ref.String(), scope); ok && now.Root.Digest != v.Root.Digest {
 		return false, &MovedError{Verdict: d.apply(v, now)}
 	}
 	return d.movesTag(v), nil
@@ -214,10 +214,8 @@ func (d *Decider) Current(v Verdict) (movesTag bool, _ error) {
 // scope node. Otherwise a pull decides, unless a pin has sent it to another digest than the registry returned: one workload
 // must not decide for the others.
 func (d *Decider) movesTag(v Verdict) bool {
-	for _, scope := range []policy.Scope{policy.LockScope, policy.NodeScope} {
-		if held, ok := d.pins.Get(pin.ID{Scope: scope, Ref: v.Ref.String()}); ok {
-			return held.Root.Digest == v.Root.Digest
-		}
+	if held, ok := d.now(v.Ref.String(), policy.NodeScope); ok {
+		return held.Root.Digest == v.Root.Digest
 	}
 	if v.Pin == nil || v.Pin.Scope == policy.NodeScope {
 		return true

@@ -27,7 +27,7 @@ func (d *Decider) EffectivePolicy(ref string, pod policy.Pod) (effective policy.
 // effectivePolicy is [Decider.EffectivePolicy]. dropped reports that the pin in the pod's own scope does not count any more.
 func (d *Decider) effectivePolicy(ref string, pod policy.Pod, dropped bool) (effective policy.Decision, ignored []string) {
 	effective, ignored = d.policy().Decide(ref, pod)
-	if _, locked := d.pins.OfLock(ref); locked {
+	if _, locked := d.Locked(ref); locked {
 		effective.Scope = policy.LockScope
 		return effective, ignored
 	}
