@@ -16,6 +16,7 @@ import (
 	"github.com/containerd/containerd/v2/pkg/namespaces"
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+	"k8s.io/utils/lru"
 )
 
 const (
@@ -31,11 +32,9 @@ const (
 type Store struct {
 	content.Store
 
-	mu sync.Mutex
-	// recent and older are the blobs by namespace and digest. When recent is full, it becomes older.
-	recent, older map[key][]byte
-	size          int // of recent
-	dropped       bool
+	mu    sync.Mutex
+	blobs *lru.Cache // []byte by key; nil after Drop
+	size  int        // of blobs
 }
 
 type key struct {
@@ -45,14 +44,16 @@ type key struct {
 
 // New returns a store in front of another one, with an empty cache.
 func New(store content.Store) *Store {
-	return &Store{Store: store, recent: make(map[key][]byte)}
+	s := &Store{Store: store}
+	s.blobs = lru.NewWithEvictionFunc(0, func(_ lru.Key, b any) { s.size -= len(b.([]byte)) }) // the size limits it, not the number
+	return s
 }
 
 // Drop ends the cache. Later reads are from the store behind it.
 func (s *Store) Drop() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.dropped, s.recent, s.older = true, nil, nil
+	s.blobs = nil
 }
 
 // ReaderAt implements content.Provider. Blobs of other media types are not cached.
@@ -86,30 +87,27 @@ func cacheable(mediaType string) bool {
 func (s *Store) get(k key) ([]byte, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if b, ok := s.recent[k]; ok {
-		return b, true
+	if s.blobs == nil {
+		return nil, false
 	}
-	b, ok := s.older[k]
-	if ok {
-		s.add(k, b)
-	}
+	found, ok := s.blobs.Get(k)
+	b, _ := found.([]byte)
 	return b, ok
 }
 
 func (s *Store) put(k key, b []byte) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if _, here := s.recent[k]; !here && !s.dropped {
-		s.add(k, b)
+	if s.blobs == nil {
+		return
 	}
-}
-
-// add adds a blob to recent, which does not have it. The caller holds the lock.
-func (s *Store) add(k key, b []byte) {
-	if s.size += len(b); s.size > maxSize/2 {
-		s.older, s.recent, s.size = s.recent, make(map[key][]byte), len(b)
+	if _, here := s.blobs.Get(k); here {
+		return
 	}
-	s.recent[k] = b
+	s.blobs.Add(k, b)
+	for s.size += len(b); s.size > maxSize; {
+		s.blobs.RemoveOldest()
+	}
 }
 
 // reader reads a blob in memory.

@@ -195,14 +195,8 @@ func TestCacheIsBounded(t *testing.T) {
 		text := bytes.Repeat(fmt.Appendf(nil, "%08d", i), maxBlob/8)
 		read(ctx, t, s, behind.add(text), text)
 		read(ctx, t, s, desc, used)
-		size := 0
-		for _, all := range []map[key][]byte{s.recent, s.older} {
-			for _, b := range all {
-				size += len(b)
-			}
-		}
-		if size > maxSize {
-			t.Fatalf("got %d bytes in the cache, want at most %d", size, maxSize)
+		if want := s.blobs.Len()*maxBlob - (maxBlob - len(used)); s.size > maxSize || s.size != want {
+			t.Fatalf("got %d bytes in the cache, want %d, and at most %d", s.size, want, maxSize)
 		}
 	}
 	if want := 3*maxSize/maxBlob + 1; behind.opened != want {
@@ -236,7 +230,7 @@ func TestConcurrentReads(t *testing.T) {
 	if behind.open != 0 {
 		t.Errorf("%d readers are not closed", behind.open)
 	}
-	if s.recent != nil || s.older != nil {
+	if s.blobs != nil {
 		t.Error("the cache has blobs after Drop")
 	}
 }

@@ -68,7 +68,7 @@ func IsKeyLabel(name string) bool {
 }
 
 // EncodeKeyLabel returns the name and the value of the label for e. It omits a user that does not fit, see
-// [Entry.UserAside]. It fails with ErrInvalidArgument if e is incomplete, or if the label is longer than containerd
+// [Entry.UserOmitted]. It fails with ErrInvalidArgument if e is incomplete, or if the label is longer than containerd
 // allows (4,096 bytes for name and value).
 func EncodeKeyLabel(e Entry) (name, value string, _ error) {
 	l := labelOf(e)

@@ -44,8 +44,8 @@ type Applied struct {
 	At       time.Time
 }
 
-// RootDigests returns the digests of the images.
-func (a *Applied) RootDigests() []digest.Digest {
+// rootDigests returns the digests of the images.
+func (a *Applied) rootDigests() []digest.Digest {
 	if a == nil {
 		return nil
 	}

@@ -179,7 +179,7 @@ func repositories(i lock.Image) []string {
 // setPins sets the pins of the lock and what is retained for it. The caller holds mu, so that the pins and the state change in
 // the same order.
 func (s *Store) setPins() {
-	s.config.Pins.SetLock(s.state.Current.pins(), slices.Concat(s.state.Previous.RootDigests(), s.pending, s.rescued))
+	s.config.Pins.SetLock(s.state.Current.pins(), slices.Concat(s.state.Previous.rootDigests(), s.pending, s.rescued))
 }
 
 // Get returns the lock of the node.
@@ -269,7 +269,7 @@ func (s *Store) replace(ctx context.Context, next State) error {
 	s.mu.RLock()
 	roots := slices.Concat(s.pending, s.rescued)
 	for _, a := range []*Applied{s.state.Current, s.state.Previous, next.Current, next.Previous} {
-		roots = append(roots, a.RootDigests()...)
+		roots = append(roots, a.rootDigests()...)
 	}
 	s.mu.RUnlock()
 	s.mu.Lock()

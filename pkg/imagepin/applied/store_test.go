@@ -222,8 +222,8 @@ func TestUnmarshalRefuses(t *testing.T) {
 func TestWriteIsLoadedAfterRestart(t *testing.T) {
 	e := newEnv(t)
 	noError(t, e.Load(e.ctx))
-	if e.Digest() != "" || len(e.pins.LockPins()) != 0 {
-		t.Fatalf("a node without a lock has %q, %v", e.Digest(), e.pins.LockPins())
+	if e.Digest() != "" || len(e.pins.List()) != 0 {
+		t.Fatalf("a node without a lock has %q, %v", e.Digest(), e.pins.List())
 	}
 	first := lockOf(t, map[string]string{app: "one", "registry.example/tool@": "two"})
 	noError(t, e.Write(e.ctx, State{Current: first}))
@@ -537,8 +537,8 @@ func TestWriteRefuses(t *testing.T) {
 	if err := e.Write(gone, State{Current: lockOf(t, map[string]string{app: "one"})}); !errors.Is(err, context.Canceled) {
 		t.Errorf("canceled: got %v", err)
 	}
-	if e.Digest() != "" || len(e.pins.LockPins()) != 0 {
-		t.Errorf("lock %s, pins %v", e.Digest(), e.pins.LockPins())
+	if e.Digest() != "" || len(e.pins.List()) != 0 {
+		t.Errorf("lock %s, pins %v", e.Digest(), e.pins.List())
 	}
 }
 
@@ -613,7 +613,7 @@ func TestRemovedLockLeavesNothing(t *testing.T) {
 	if _, err := e.node.Images.Get(e.inPins(), pin.LockRecord); !errdefs.IsNotFound(err) {
 		t.Errorf("the record: got %v, want none", err)
 	}
-	if got := e.pins.LockPins(); len(got) > 0 {
+	if got := e.pins.List(); len(got) > 0 {
 		t.Errorf("pins %v, want none", got)
 	}
 }

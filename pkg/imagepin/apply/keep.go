@@ -12,14 +12,14 @@ import (
 
 	"github.com/imagepin/imagepin/pkg/imagepin"
 	"github.com/imagepin/imagepin/pkg/imagepin/applied"
+	"github.com/imagepin/imagepin/pkg/imagepin/internal/pause"
 	"github.com/imagepin/imagepin/pkg/imagepin/pull"
 )
 
 const (
 	// checkPeriod is how often the images of the lock are looked at.
 	checkPeriod = time.Minute
-	// maxPause is the longest pause after a failure to make an image ready again. The first is checkPeriod, and each is twice
-	// as long as the one before it.
+	// maxPause is the longest pause after a failure to make an image ready again. The first is checkPeriod.
 	maxPause = 32 * time.Minute
 )
 
@@ -70,7 +70,7 @@ func (s *step) try(ctx context.Context) {
 		s.pause = 0
 		return
 	}
-	s.pause = min(max(2*s.pause, checkPeriod), maxPause)
+	s.pause = pause.Next(s.pause, checkPeriod, maxPause)
 	s.next = time.Now().Add(s.pause)
 	log.G(ctx).WithError(err).WithField("retry", s.pause).Warn(s.message)
 }

@@ -1,7 +1,6 @@
 package apply
 
 import (
-	"slices"
 	"time"
 
 	"github.com/containerd/log"
@@ -67,11 +66,6 @@ func (a *Applier) Status() Status {
 		st.Images = append(st.Images, s)
 	}
 	return st
-}
-
-// IsReady reports whether all images of the lock are ready.
-func (s Status) IsReady() bool {
-	return !slices.ContainsFunc(s.Images, func(i ImageStatus) bool { return len(i.Missing) > 0 })
 }
 
 // note notes a failed apply for the status.

@@ -125,18 +125,12 @@ func TestWrittenBundleIsRead(t *testing.T) {
 			if done != total || total != b.Size() || total != result.Size {
 				t.Errorf("progress ended with %d of %d, the archive has %d bytes, the result %d", done, total, b.Size(), result.Size)
 			}
-			var got []digest.Digest
-			err = b.ReadLayers(t.Context(), func(d ocispec.Descriptor) bool { return d.Size != 700 }, func(d ocispec.Descriptor, r io.Reader) error {
-				data, err := io.ReadAll(r)
+			got := layers(t, b, func(d ocispec.Descriptor, data []byte) bool {
 				if !bytes.Equal(data, f.blobs[d.Digest]) {
 					t.Errorf("%s differs", d.Digest)
 				}
-				got = append(got, d.Digest)
-				return err
+				return d.Size != 700
 			})
-			if err != nil {
-				t.Fatal(err)
-			}
 			wantLayers := []digest.Digest{
 				digest.FromBytes(f.shared), digest.FromBytes(f.large), digest.FromBytes(f.armTop), digest.FromBytes(random(4, 500)),
 			}
@@ -145,6 +139,26 @@ func TestWrittenBundleIsRead(t *testing.T) {
 			}
 		})
 	}
+}
+
+// layers returns the blobs of a bundle that are no metadata, in their order, if accept accepts them.
+func layers(t *testing.T, b *bundle.Bundle, accept func(ocispec.Descriptor, []byte) bool) (got []digest.Digest) {
+	t.Helper()
+	isLayer := func(d ocispec.Descriptor) bool {
+		_, err := b.Blob(d.Digest)
+		return err != nil
+	}
+	err := b.ReadBlobs(t.Context(), isLayer, func(d ocispec.Descriptor, r io.Reader) error {
+		data, err := io.ReadAll(r)
+		if accept(d, data) {
+			got = append(got, d.Digest)
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return got
 }
 
 func TestEqualOptionsGiveEqualBytes(t *testing.T) {

@@ -3,6 +3,7 @@ package bundle_test
 import (
 	"bytes"
 	"errors"
+	"io"
 	"path/filepath"
 	"slices"
 	"testing"
@@ -143,8 +144,9 @@ func TestLayersOfAnEarlierLockAreOmitted(t *testing.T) {
 			t.Errorf("manifest %s is missing: metadata is complete", d.Digest)
 		}
 	}
-	if layers := b.Layers(); len(layers) != 1 || layers[0].Digest != digest.FromBytes(newTop) {
-		t.Errorf("layers %v", layers)
+	all := func(ocispec.Descriptor, []byte) bool { return true }
+	if got := layers(t, b, all); len(got) != 1 || got[0] != digest.FromBytes(newTop) {
+		t.Errorf("layers %v", got)
 	}
 }
 
@@ -157,8 +159,16 @@ func TestLayerThatIsAlsoMetadataIsRead(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "bundle.tar")
 	write(t, path, bundle.Options{Lock: locked(t, map[string]ocispec.Descriptor{"registry.example/artifact:v1": artifact})}, m)
 	b := open(t, path)
-	if layers := b.Layers(); len(layers) != 1 || layers[0].Digest != empty.Digest {
-		t.Errorf("layers %v", layers)
+	read := 0
+	err := b.ReadBlobs(t.Context(), func(d ocispec.Descriptor) bool { return d.Digest == empty.Digest }, func(_ ocispec.Descriptor, r io.Reader) error {
+		data, err := io.ReadAll(r)
+		if read++; string(data) != "{}" {
+			t.Errorf("the layer has %q", data)
+		}
+		return err
+	})
+	if err != nil || read != 1 {
+		t.Errorf("the layer was read %d times, %v", read, err)
 	}
 	if err := b.Verify(t.Context(), nil); err != nil {
 		t.Error(err)

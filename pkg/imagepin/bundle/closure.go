@@ -134,13 +134,9 @@ func (c *closure) has(d digest.Digest, flag flags) bool {
 func (c *closure) repo(n uint32) reference.Named { return c.firsts[c.at(n).first].Ref }
 
 // desc returns the descriptor of a blob that is needed.
-func (c *closure) desc(n uint32) ocispec.Descriptor { return c.typed(n, c.at(n).mediaType) }
-
-// layerDesc returns the descriptor of a layer.
-func (c *closure) layerDesc(n uint32) ocispec.Descriptor { return c.typed(n, c.at(n).layerType) }
-
-func (c *closure) typed(n uint32, mediaType uint16) ocispec.Descriptor {
-	return ocispec.Descriptor{MediaType: c.types.all[mediaType], Digest: c.blobs.Digest(int(n)), Size: c.at(n).size}
+func (c *closure) desc(n uint32) ocispec.Descriptor {
+	b := c.at(n)
+	return ocispec.Descriptor{MediaType: c.types.all[b.mediaType], Digest: c.blobs.Digest(int(n)), Size: b.size}
 }
 
 // note returns the number of a blob, and that of its media type. The blob need not be needed.

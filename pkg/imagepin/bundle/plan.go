@@ -45,7 +45,7 @@ func newPlan(ctx context.Context, o Options, source Source) (*plan, error) {
 	if err != nil {
 		return nil, err
 	}
-	description := Description{Platforms: PlatformStrings(o.Platforms)}
+	description := Description{Platforms: platformStrings(o.Platforms)}
 	lockLayer := describe(lock.MediaType, lockYAML)
 	description.Lock = lockLayer.Digest
 	if o.Since != nil {

@@ -37,7 +37,6 @@ type fileEntry struct {
 	size    int64
 	blob    uint32 // in the closure, if it is of an image
 	ofImage bool
-	layer   bool
 }
 
 func (e fileEntry) name() string {
@@ -161,17 +160,6 @@ func (b *Bundle) Root(d digest.Digest) (ocispec.Descriptor, bool) {
 // Has reports whether the bundle has a blob, for example a layer.
 func (b *Bundle) Has(d digest.Digest) bool { return b.closure.has(d, isNeeded) }
 
-// Layers returns the layers in the bundle in the order of the archive.
-func (b *Bundle) Layers() []ocispec.Descriptor {
-	var all []ocispec.Descriptor
-	for e := range b.entries() {
-		if e.layer {
-			all = append(all, b.closure.layerDesc(e.blob))
-		}
-	}
-	return all
-}
-
 // entries returns the entries of the archive in their order.
 func (b *Bundle) entries() iter.Seq[fileEntry] {
 	return func(yield func(fileEntry) bool) {
@@ -184,7 +172,7 @@ func (b *Bundle) entries() iter.Seq[fileEntry] {
 		for _, group := range [][]uint32{c.indexes, c.manifests, c.configs, c.layers} {
 			for _, n := range group {
 				of := c.at(n)
-				e := fileEntry{digest: c.blobs.Digest(int(n)), size: of.size, blob: n, ofImage: true, layer: of.flags&isLayer != 0}
+				e := fileEntry{digest: c.blobs.Digest(int(n)), size: of.size, blob: n, ofImage: true}
 				if !yield(e) {
 					return
 				}
@@ -227,34 +215,16 @@ func (b *Bundle) Verify(ctx context.Context, progress func(done, total int64)) e
 	}, func() { progress(b.size, b.size) })
 }
 
-// ReadLayers calls each for the layers that want accepts, in the order of the archive. The reader fails with
-// [imagepin.InvalidBundle] (ErrInvalidArgument) at its end if the content does not match the digest. ReadLayers returns the
-// errors of each, and fails as Verify does.
-func (b *Bundle) ReadLayers(ctx context.Context, want func(ocispec.Descriptor) bool, each func(ocispec.Descriptor, io.Reader) error) error {
-	return b.read(ctx, func(e fileEntry) (ocispec.Descriptor, bool) {
-		if !e.layer {
-			return ocispec.Descriptor{}, false
-		}
-		d := b.closure.layerDesc(e.blob)
-		return d, want(d)
-	}, each)
-}
-
-// ReadBlobs is ReadLayers for all blobs of images: indexes, manifests, configurations and layers.
+// ReadBlobs calls each for the blobs of images that want accepts, in the order of the archive: indexes, manifests, configurations
+// and layers. The reader fails with [imagepin.InvalidBundle] (ErrInvalidArgument) at its end if the content does not match the
+// digest. ReadBlobs returns the errors of each, and fails as Verify does.
 func (b *Bundle) ReadBlobs(ctx context.Context, want func(ocispec.Descriptor) bool, each func(ocispec.Descriptor, io.Reader) error) error {
-	return b.read(ctx, func(e fileEntry) (ocispec.Descriptor, bool) {
+	return b.scan(ctx, func(e fileEntry, content io.Reader) error {
 		if !e.ofImage {
-			return ocispec.Descriptor{}, false
+			return nil
 		}
 		d := b.closure.desc(e.blob)
-		return d, want(d)
-	}, each)
-}
-
-func (b *Bundle) read(ctx context.Context, want func(fileEntry) (ocispec.Descriptor, bool), each func(ocispec.Descriptor, io.Reader) error) error {
-	return b.scan(ctx, func(e fileEntry, content io.Reader) error {
-		d, ok := want(e)
-		if !ok {
+		if !want(d) {
 			return nil
 		}
 		if err := each(d, content); err != nil {
@@ -334,8 +304,8 @@ func (v *verified) Read(p []byte) (int, error) {
 	return n, io.EOF
 }
 
-// PlatformStrings returns platforms as in [Description.Platforms].
-func PlatformStrings(all []ocispec.Platform) []string {
+// platformStrings returns platforms as in [Description.Platforms].
+func platformStrings(all []ocispec.Platform) []string {
 	var names []string
 	for _, p := range all {
 		names = append(names, platforms.FormatAll(platforms.Normalize(p)))

@@ -127,7 +127,7 @@ func matched(c *closure, chosen []ocispec.Platform) error {
 	}
 	return &imagepin.Error{
 		Reason: imagepin.NoMatchingPlatform, Class: errdefs.ErrNotFound,
-		Message: fmt.Sprintf("no image of the lock has a manifest for %q", PlatformStrings(chosen)),
+		Message: fmt.Sprintf("no image of the lock has a manifest for %q", platformStrings(chosen)),
 	}
 }
 

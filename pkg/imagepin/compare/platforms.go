@@ -8,16 +8,8 @@ import (
 	"github.com/containerd/errdefs"
 	"github.com/containerd/platforms"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
-)
 
-const (
-	// maxNesting is the maximum depth of nested indexes, and maxManifests the maximum number of indexes and manifests that
-	// are visited, as for a pull.
-	maxNesting   = 8
-	maxManifests = 64
-	// attestationAnnotation marks an attestation manifest, which BuildKit adds to the index of an image. It is not an
-	// image.
-	attestationAnnotation = "vnd.docker.reference.type"
+	"github.com/imagepin/imagepin/pkg/imagepin/internal/blobs"
 )
 
 // manifests are the manifests of a root by platform.
@@ -35,7 +27,7 @@ func (r *Reader) manifestsOf(ctx context.Context, root ocispec.Descriptor) (*man
 }
 
 func (m *manifests) visit(ctx context.Context, desc ocispec.Descriptor, depth int) error {
-	if m.visited++; m.visited > maxManifests || depth > maxNesting {
+	if m.visited++; m.visited > blobs.MaxWalked || depth > blobs.MaxNesting {
 		return m.reader.malformed(desc, fmt.Errorf("the index has too many levels or entries: %w", errdefs.ErrResourceExhausted))
 	}
 	if !images.IsIndexType(desc.MediaType) {
@@ -46,7 +38,7 @@ func (m *manifests) visit(ctx context.Context, desc ocispec.Descriptor, depth in
 		return err
 	}
 	for _, child := range index.Manifests {
-		if child.Annotations[attestationAnnotation] != "" || !images.IsIndexType(child.MediaType) && !images.IsManifestType(child.MediaType) {
+		if child.Annotations[blobs.AttestationAnnotation] != "" || !images.IsIndexType(child.MediaType) && !images.IsManifestType(child.MediaType) {
 			continue
 		}
 		if err := m.visit(ctx, child, depth+1); err != nil {

@@ -16,13 +16,11 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/imagepin/imagepin/pkg/imagepin"
+	"github.com/imagepin/imagepin/pkg/imagepin/internal/blobs"
 	"github.com/imagepin/imagepin/pkg/imagepin/resolve"
 )
 
 const (
-	// maxDocument is the maximum size of an index, a manifest or a configuration, in bytes. containerd has the same limit
-	// for a manifest.
-	maxDocument = 8 << 20
 	// maxTotal is the maximum size of all documents of a comparison, in bytes: an index can have many platforms.
 	maxTotal = 32 << 20
 	// readTimeout is how long a registry may take to send one.
@@ -108,7 +106,7 @@ func (r *Reader) decode(ctx context.Context, desc ocispec.Descriptor, v any) err
 }
 
 func (r *Reader) read(ctx context.Context, desc ocispec.Descriptor) ([]byte, error) {
-	if desc.Digest.Validate() != nil || desc.Size < 0 || desc.Size > maxDocument {
+	if desc.Digest.Validate() != nil || desc.Size < 0 || desc.Size > blobs.MaxDocument {
 		return nil, r.malformed(desc, fmt.Errorf("its descriptor has the digest %q and %d bytes", desc.Digest, desc.Size))
 	}
 	b, err := r.local(ctx, desc.Digest)
@@ -123,18 +121,7 @@ func (r *Reader) read(ctx context.Context, desc ocispec.Descriptor) ([]byte, err
 
 // local reads a document from the node, and verifies it.
 func (r *Reader) local(ctx context.Context, d digest.Digest) ([]byte, error) {
-	info, err := r.Content.Info(ctx, d)
-	if err != nil {
-		return nil, err
-	}
-	if info.Size > maxDocument {
-		return nil, fmt.Errorf("content %s has %d bytes: %w", d, info.Size, errdefs.ErrOutOfRange)
-	}
-	b, err := content.ReadBlob(ctx, r.Content, ocispec.Descriptor{Digest: d, Size: info.Size})
-	if err != nil {
-		return nil, err
-	}
-	return b, verify(d, b)
+	return blobs.Read(ctx, r.Content, ocispec.Descriptor{Digest: d})
 }
 
 // remote reads a document from the registry, and verifies it.
@@ -152,9 +139,9 @@ func (r *Reader) remote(ctx context.Context, desc ocispec.Descriptor) ([]byte, e
 	if err == nil {
 		defer rc.Close()
 		var b []byte
-		if b, err = io.ReadAll(io.LimitReader(rc, maxDocument+1)); err == nil {
-			if err := verify(desc.Digest, b); err != nil {
-				return nil, r.malformed(desc, err)
+		if b, err = io.ReadAll(io.LimitReader(rc, blobs.MaxDocument+1)); err == nil {
+			if got := desc.Digest.Algorithm().FromBytes(b); got != desc.Digest {
+				return nil, r.malformed(desc, fmt.Errorf("its content has the digest %s", got))
 			}
 			return b, nil
 		}
@@ -181,13 +168,6 @@ func (r *Reader) remote(ctx context.Context, desc ocispec.Descriptor) ([]byte, e
 }
 
 var errTimeout = errors.New("the registry did not answer in time")
-
-func verify(d digest.Digest, b []byte) error {
-	if got := d.Algorithm().FromBytes(b); got != d {
-		return fmt.Errorf("its content has the digest %s", got)
-	}
-	return nil
-}
 
 func (r *Reader) malformed(desc ocispec.Descriptor, err error) error {
 	return &imagepin.Error{

@@ -14,6 +14,7 @@ import (
 
 	"github.com/imagepin/imagepin/internal/ctdtest"
 	"github.com/imagepin/imagepin/pkg/imagepin"
+	"github.com/imagepin/imagepin/pkg/imagepin/internal/blobs"
 )
 
 // local returns a reader of a node without a registry.
@@ -36,7 +37,7 @@ func TestCompare(t *testing.T) {
 	amd, arm, same := b.Image("linux/amd64", "1", nil), b.Image("linux/arm64", "1", nil), b.Image("linux/s390x", "1", nil)
 	newAmd, riscv := b.Image("linux/amd64", "2", nil), b.Image("linux/riscv64", "2", nil)
 	attestation := b.Image("linux/386", "attestation", nil).Manifest
-	attestation.Annotations = map[string]string{attestationAnnotation: "attestation-manifest"}
+	attestation.Annotations = map[string]string{blobs.AttestationAnnotation: "attestation-manifest"}
 	artifact := b.AddJSON(ocispec.MediaTypeImageManifest, ocispec.Manifest{Config: b.Add("application/vnd.example", []byte("no JSON"))})
 	plain := newAmd.Manifest
 	plain.Platform = nil // only its configuration has it
@@ -93,20 +94,20 @@ func TestHostileIndexes(t *testing.T) {
 	b := ctdtest.Blobs{}
 	img := b.Image("linux/amd64", "1", nil)
 	deep := img.Manifest
-	for range maxNesting + 1 {
+	for range blobs.MaxNesting + 1 {
 		deep = b.Index(deep)
 	}
 	var many []ocispec.Descriptor
-	for range maxManifests {
+	for range blobs.MaxWalked {
 		many = append(many, img.Manifest)
 	}
-	huge := b.Index(ocispec.Descriptor{MediaType: ocispec.MediaTypeImageManifest, Digest: img.Manifest.Digest, Size: maxDocument + 1})
+	huge := b.Index(ocispec.Descriptor{MediaType: ocispec.MediaTypeImageManifest, Digest: img.Manifest.Digest, Size: blobs.MaxDocument + 1})
 	none := b.Index(ocispec.Descriptor{MediaType: ocispec.MediaTypeImageManifest, Digest: "sha256:..", Size: 1})
 	wide := b.Index(many...)
 	var large []ocispec.Descriptor
-	for i := range maxTotal/maxDocument + 1 {
+	for i := range maxTotal/blobs.MaxDocument + 1 {
 		config := b.AddJSON(ocispec.MediaTypeImageConfig, ocispec.Image{
-			Platform: ocispec.Platform{OS: "linux", Architecture: fmt.Sprint("arch", i)}, Author: strings.Repeat("a", maxDocument-200),
+			Platform: ocispec.Platform{OS: "linux", Architecture: fmt.Sprint("arch", i)}, Author: strings.Repeat("a", blobs.MaxDocument-200),
 		})
 		manifest := b.AddJSON(ocispec.MediaTypeImageManifest, ocispec.Manifest{Config: config})
 		manifest.MediaType = ocispec.MediaTypeImageManifest
@@ -141,7 +142,7 @@ func TestDamagedDocument(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := r.local(n.Context(t), img.Manifest.Digest); err == nil || !strings.Contains(err.Error(), "its content has the digest sha256:") {
+	if _, err := r.local(n.Context(t), img.Manifest.Digest); err == nil || !strings.Contains(err.Error(), "does not match its digest") {
 		t.Errorf("got %v, want an error", err)
 	}
 }

@@ -61,12 +61,12 @@ func (c CRI) unknownSnapshotters(proxies []string) (errs []error) {
 	}
 	check(ImagesSection, "snapshotter", c.Images.Snapshotter)
 	for _, name := range slices.Sorted(maps.Keys(c.Runtime.Containerd.Runtimes)) {
-		check(RuntimeSection, "containerd.runtimes."+name+".snapshotter", c.Runtime.Containerd.Runtimes[name].Snapshotter)
+		check(runtimeSection, "containerd.runtimes."+name+".snapshotter", c.Runtime.Containerd.Runtimes[name].Snapshotter)
 	}
 	return errs
 }
 
-// runtimeSectionV2 is the name of RuntimeSection in version 2 of the configuration.
+// runtimeSectionV2 is the name of runtimeSection in version 2 of the configuration.
 const runtimeSectionV2 = "io.containerd.grpc.v1.cri"
 
 // offlineCRI reads the configuration of containerd's CRI plugins and metadata database from a plugins table. Keys that are not in the table
@@ -84,7 +84,7 @@ func offlineCRI(plugins map[string]any) (CRI, error) {
 		name string
 		into any
 	}{
-		{ImagesSection, &c.Images}, {runtimeSectionV2, &c.Runtime}, {RuntimeSection, &c.Runtime}, {MetadataSection, &c.Metadata},
+		{ImagesSection, &c.Images}, {runtimeSectionV2, &c.Runtime}, {runtimeSection, &c.Runtime}, {metadataSection, &c.Metadata},
 	} {
 		table, ok := plugins[s.name]
 		if !ok {

@@ -18,8 +18,8 @@ import (
 const (
 	// ImagesSection is the section of containerd's CRI image plugin.
 	ImagesSection = "io.containerd.cri.v1.images"
-	// RuntimeSection is the section of containerd's CRI runtime plugin.
-	RuntimeSection = "io.containerd.cri.v1.runtime"
+	// runtimeSection is the section of containerd's CRI runtime plugin.
+	runtimeSection = "io.containerd.cri.v1.runtime"
 )
 
 // Images has the keys of [plugins."io.containerd.cri.v1.images"] that imagepin reads. They are keys of containerd's
@@ -122,7 +122,7 @@ func (c CRI) Handlers(own Settings, loaded func(snapshotter string) bool) (*runt
 			h.Snapshotter = c.Images.Snapshotter
 		}
 		if !loaded(h.Snapshotter) {
-			return nil, sectionError(RuntimeSection, "containerd.runtimes."+name+".snapshotter",
+			return nil, sectionError(runtimeSection, "containerd.runtimes."+name+".snapshotter",
 				fmt.Errorf("snapshotter %q is not loaded", h.Snapshotter))
 		}
 		handlers = append(handlers, h)
@@ -143,9 +143,9 @@ func (c CRI) handlerError(invalid *runtimeplatform.ConfigError) error {
 	case "isolation":
 		return keyError("handlers."+invalid.Handler+".isolation", invalid)
 	case "default_runtime_name":
-		return sectionError(RuntimeSection, "containerd.default_runtime_name", invalid)
+		return sectionError(runtimeSection, "containerd.default_runtime_name", invalid)
 	}
-	return sectionError(RuntimeSection, "containerd.runtimes."+invalid.Handler, invalid)
+	return sectionError(runtimeSection, "containerd.runtimes."+invalid.Handler, invalid)
 }
 
 // Unsupported returns a warning for each key of containerd's configuration that imagepin ignores, or whose platform it does

@@ -181,7 +181,7 @@ func TestHandlers(t *testing.T) {
 		want   string
 	}{
 		"default snapshotter not loaded": {func(*CRI, *Settings) {}, func(s string) bool { return s != "overlayfs" }, `"` + ImagesSection + `"] snapshotter: `},
-		"handler snapshotter not loaded": {func(*CRI, *Settings) {}, func(s string) bool { return s != "native" }, `"` + RuntimeSection + `"] containerd.runtimes.arm.snapshotter: `},
+		"handler snapshotter not loaded": {func(*CRI, *Settings) {}, func(s string) bool { return s != "native" }, `"` + runtimeSection + `"] containerd.runtimes.arm.snapshotter: `},
 		"platform of unknown handler": {func(c *CRI, _ *Settings) {
 			c.Images.RuntimePlatforms = map[string]Platform{"gone": {}}
 		}, all, `"` + ImagesSection + `"] runtime_platforms.gone: `},
@@ -197,7 +197,7 @@ func TestHandlers(t *testing.T) {
 		"invalid platform": {func(c *CRI, _ *Settings) {
 			c.Images.RuntimePlatforms = map[string]Platform{"arm": {Platform: "?"}}
 		}, all, `"` + ImagesSection + `"] runtime_platforms.arm.platform: `},
-		"unknown default handler": {func(c *CRI, _ *Settings) { c.Runtime.Containerd.DefaultRuntimeName = "gone" }, all, `"` + RuntimeSection + `"] containerd.default_runtime_name: `},
+		"unknown default handler": {func(c *CRI, _ *Settings) { c.Runtime.Containerd.DefaultRuntimeName = "gone" }, all, `"` + runtimeSection + `"] containerd.default_runtime_name: `},
 	} {
 		t.Run(name, func(t *testing.T) {
 			changed, own := c, Settings{}

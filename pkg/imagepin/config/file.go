@@ -17,8 +17,8 @@ import (
 // VerifierSection is the section of containerd's image verifiers.
 const VerifierSection = "io.containerd.image-verifier.v1.bindir"
 
-// FileVersion is the version of containerd's configuration format that the sections of a File have.
-const FileVersion = 3
+// fileVersion is the version of containerd's configuration format that the sections of a File have.
+const fileVersion = 3
 
 // DefaultServeAddress is the default of File.Address.
 const DefaultServeAddress = "/run/imagepin/imagepin.sock"
@@ -26,7 +26,7 @@ const DefaultServeAddress = "/run/imagepin/imagepin.sock"
 // File is the configuration of imagepin as a separate process. The part of containerd's configuration that it does not
 // have is read from the running containerd.
 type File struct {
-	// Version is the version of the sections; zero is [FileVersion].
+	// Version is the version of the sections; zero is 3.
 	Version int `toml:"version"`
 	// Address is the unix socket that the CRI is served on.
 	Address string `toml:"address"`
@@ -76,7 +76,7 @@ func DefaultFile() (File, error) {
 // defaultKeys returns the defaults of the keys outside of the sections.
 func defaultKeys() File {
 	return File{
-		Version:           FileVersion,
+		Version:           fileVersion,
 		Address:           DefaultServeAddress,
 		ContainerdAddress: defaults.DefaultAddress,
 		State:             "/var/lib/imagepin",
@@ -145,8 +145,8 @@ func (b *ServeConfig) UnknownPlatforms() []error { return b.images.UnknownPlatfo
 // check validates the keys outside of the sections, and the names of the sections.
 func (f File) check() (errs []error) {
 	wrong := func(key string, err error) { errs = append(errs, topError(key, err)) }
-	if f.Version != FileVersion {
-		wrong("version", fmt.Errorf("%d is not supported, use %d", f.Version, FileVersion))
+	if f.Version != fileVersion {
+		wrong("version", fmt.Errorf("%d is not supported, use %d", f.Version, fileVersion))
 	}
 	for _, path := range []struct{ key, value string }{
 		{"address", f.Address}, {"containerd_address", f.ContainerdAddress}, {"state", f.State},
@@ -164,7 +164,7 @@ func (f File) check() (errs []error) {
 	for _, name := range slices.Sorted(maps.Keys(f.Plugins)) {
 		switch name {
 		case Section, ImagesSection, TransferSection, VerifierSection:
-		case RuntimeSection:
+		case runtimeSection:
 			errs = append(errs, sectionError(name, "", errors.New("not allowed here: it is read from the running containerd")))
 		default:
 			errs = append(errs, sectionError(name, "", fmt.Errorf("unknown section; the sections are %q, %q, %q and %q", Section, ImagesSection, TransferSection, VerifierSection)))

@@ -45,7 +45,7 @@ func TestInvalidFile(t *testing.T) {
 		"address = 1":                        "address",
 		"= 1":                                "",
 		"[plugins.other]":                    `[plugins."other"]: unknown section`,
-		"[plugins.'" + RuntimeSection + "']": "running containerd",
+		"[plugins.'" + runtimeSection + "']": "running containerd",
 		"[plugins.'" + Section + "']\npull_behaviour = 'x'": `[plugins."` + Section + `"]: unknown key "pull_behaviour" (did you mean "pull_behavior"?)`,
 		images + "snapshoter = 'x'":                         `[plugins."` + ImagesSection + `"]: unknown key "snapshoter" (did you mean "snapshotter"?)`,
 		images + "registry.config_paht = 'x'":               `unknown key "registry.config_paht" (did you mean "registry.config_path"?)`,

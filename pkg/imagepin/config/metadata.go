@@ -2,8 +2,8 @@ package config
 
 import "fmt"
 
-// MetadataSection is the section of containerd's metadata database.
-const MetadataSection = "io.containerd.metadata.v1.bolt"
+// metadataSection is the section of containerd's metadata database.
+const metadataSection = "io.containerd.metadata.v1.bolt"
 
 // Metadata is the part of that section that matters for imagepin.
 type Metadata struct {
@@ -15,5 +15,5 @@ func (c CRI) Unsynced(own Settings) (warning string) {
 	if !own.Sync || !c.Metadata.NoSync {
 		return ""
 	}
-	return fmt.Sprintf("[plugins.%q] no_sync: images, pins and locks can be lost when the power is cut", MetadataSection)
+	return fmt.Sprintf("[plugins.%q] no_sync: images, pins and locks can be lost when the power is cut", metadataSection)
 }

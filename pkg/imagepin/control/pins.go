@@ -3,6 +3,7 @@ package control
 import (
 	"context"
 
+	"github.com/distribution/reference"
 	"google.golang.org/grpc"
 
 	api "github.com/imagepin/imagepin/api/imagepin/v1"
@@ -18,11 +19,9 @@ func (s *Server) listPins(r *api.PinsRequest) (*api.PinsResponse, error) {
 	if err != nil {
 		return nil, err
 	}
-	var scope policy.Scope
-	if r.GetScope() != "" {
-		if scope, err = parseScope(r.GetScope()); err != nil {
-			return nil, err
-		}
+	scope, err := parseAnyScope(r.GetScope())
+	if err != nil {
+		return nil, err
 	}
 	resp := &api.PinsResponse{}
 	for _, p := range s.config.Pins.List() {
@@ -52,14 +51,21 @@ func (s *Server) StreamPins(r *api.PinsRequest, stream grpc.ServerStreamingServe
 	return err
 }
 
+// parsePin parses the scope and the reference of a request for one pin.
+func (s *Server) parsePin(r interface {
+	GetScope() string
+	GetRef() string
+}) (ref reference.Named, scope policy.Scope, err error) {
+	if scope, err = parseScope(r.GetScope()); err == nil {
+		ref, err = s.parseRef(r.GetRef())
+	}
+	return ref, scope, err
+}
+
 // SetPin implements the API.
 func (s *Server) SetPin(ctx context.Context, r *api.SetPinRequest) (*api.SetPinResponse, error) {
 	return guarded(ctx, s, "SetPin", func(ctx context.Context) (*api.SetPinResponse, error) {
-		scope, err := parseScope(r.GetScope())
-		if err != nil {
-			return nil, err
-		}
-		ref, err := s.parseRef(r.GetRef())
+		ref, scope, err := s.parsePin(r)
 		if err != nil {
 			return nil, err
 		}
@@ -80,11 +86,7 @@ func (s *Server) SetPin(ctx context.Context, r *api.SetPinRequest) (*api.SetPinR
 // RemovePin implements the API.
 func (s *Server) RemovePin(ctx context.Context, r *api.RemovePinRequest) (*api.RemovePinResponse, error) {
 	return guarded(ctx, s, "RemovePin", func(ctx context.Context) (*api.RemovePinResponse, error) {
-		scope, err := parseScope(r.GetScope())
-		if err != nil {
-			return nil, err
-		}
-		ref, err := s.parseRef(r.GetRef())
+		ref, scope, err := s.parsePin(r)
 		if err != nil {
 			return nil, err
 		}
@@ -99,12 +101,9 @@ func (s *Server) RemovePin(ctx context.Context, r *api.RemovePinRequest) (*api.R
 // Refresh implements the API.
 func (s *Server) Refresh(ctx context.Context, r *api.RefreshRequest) (*api.RefreshResponse, error) {
 	return guarded(ctx, s, "Refresh", func(ctx context.Context) (*api.RefreshResponse, error) {
-		var scope policy.Scope
-		if r.GetScope() != "" {
-			var err error
-			if scope, err = parseScope(r.GetScope()); err != nil {
-				return nil, err
-			}
+		scope, err := parseAnyScope(r.GetScope())
+		if err != nil {
+			return nil, err
 		}
 		ref, err := s.refOf(r.GetRef())
 		if err != nil {

@@ -238,6 +238,14 @@ func parseScope(text string) (policy.Scope, error) {
 	return scope, nil
 }
 
+// parseAnyScope is parseScope for a request without a scope too, which is for all scopes.
+func parseAnyScope(text string) (policy.Scope, error) {
+	if text == "" {
+		return "", nil
+	}
+	return parseScope(text)
+}
+
 // matcher compiles the glob of a filter; "" matches all references.
 func matcher(glob string) (func(ref string) bool, error) {
 	if glob == "" {
@@ -261,11 +269,9 @@ func (s *Server) Resolve(ctx context.Context, r *api.ResolveRequest) (*api.Resol
 		if err != nil {
 			return nil, err
 		}
-		var scope policy.Scope
-		if r.GetScope() != "" {
-			if scope, err = parseScope(r.GetScope()); err != nil {
-				return nil, err
-			}
+		scope, err := parseAnyScope(r.GetScope())
+		if err != nil {
+			return nil, err
 		}
 		q := decide.Request{Ref: ref, Credential: credential(r.GetCredential()), Target: rt.Target}
 		v, by, err := s.config.Decider.Preview(ctx, q, scope)

@@ -9,11 +9,7 @@ import (
 // UndoPin implements the API.
 func (s *Server) UndoPin(ctx context.Context, r *api.UndoPinRequest) (*api.SetPinResponse, error) {
 	return guarded(ctx, s, "UndoPin", func(ctx context.Context) (*api.SetPinResponse, error) {
-		scope, err := parseScope(r.GetScope())
-		if err != nil {
-			return nil, err
-		}
-		ref, err := s.parseRef(r.GetRef())
+		ref, scope, err := s.parsePin(r)
 		if err != nil {
 			return nil, err
 		}

@@ -74,7 +74,7 @@ func (s *imageCalls) statusEntry(ctx context.Context, name, ref string, c caller
 		return e, ok, nil
 	}
 	if ok {
-		s.answered.set(ref, e, s.isTagged(ref))
+		s.answered.Add(ref, answer{e, s.isTagged(ref)})
 	}
 	return e, ok, err
 }
@@ -137,14 +137,15 @@ func (s *imageCalls) isTagged(ref string) bool {
 // otherwise any entry. If the record of the name was removed since the last answer, the name is removed, as for containerd's
 // CRI. An answer after that, for a pod with a pin, stands.
 func (s *imageCalls) fallbackEntry(name, ref string) (imagepin.Entry, bool) {
-	if found, ok := s.answered.get(ref); ok {
+	if cached, ok := s.answered.Get(ref); ok {
+		found := cached.(answer)
 		last, removed := found.entry, found.tagged && !s.isTagged(ref)
 		for _, key := range []func() string{func() string { return last.Ref }, func() string { return byDigest(last).String() }} {
 			if e, ok := s.Store.Get(imagepin.Key{Ref: key(), Target: last.Target}); ok && e.ImageID == last.ImageID && !removed {
 				return e, true
 			}
 		}
-		s.answered.forget(ref)
+		s.answered.Remove(ref)
 	}
 	return s.anyEntry(name)
 }

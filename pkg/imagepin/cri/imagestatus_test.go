@@ -400,7 +400,7 @@ func TestImageStatusOfNodePin(t *testing.T) {
 			p.put(v1, "", v1.byDigest)
 			p.expectStatus("the pinned digest is on the node", handler, &v1)
 			p.expectStatus("its user", &runtime.ImageSpec{Image: pinnedTag}, &v1)
-			p.answered.forget(pinnedTag)
+			p.answered.Remove(pinnedTag)
 			p.expectStatus("the pinned digest is on the node, for an unknown mark", unknown, &v1)
 			p.expectStatus("its user", &runtime.ImageSpec{Image: pinnedTag}, &v1)
 			p.remove("", v2.byDigest, pinnedTag)
@@ -442,33 +442,30 @@ func TestAnswersAreBounded(t *testing.T) {
 		p.expectStatus("an image that is not on the node", &runtime.ImageSpec{Image: fmt.Sprintf("registry.example/none:%d", i), RuntimeHandler: "runc"}, nil)
 		p.expectStatus("its user", &runtime.ImageSpec{Image: fmt.Sprintf("registry.example/none:%d", i)}, nil)
 	}
-	if n := p.answered.recent.Len(); n != 0 {
+	if n := p.answered.Len(); n != 0 {
 		t.Errorf("cached %d names of images that were never on the node", n)
 	}
 	p.put(v, "", pinnedTag, v.byDigest)
 	p.expectStatus("an image on the node", &runtime.ImageSpec{Image: pinnedTag, RuntimeHandler: "runc"}, &v)
 	p.remove("", pinnedTag, v.byDigest)
 	p.expectStatus("a removed image", &runtime.ImageSpec{Image: pinnedTag}, nil)
-	if n := p.answered.recent.Len(); n != 0 {
+	if n := p.answered.Len(); n != 0 {
 		t.Errorf("cached %d names of a removed image", n)
 	}
 
-	var l lastAnswered
+	used := v.byDigest
+	p.answered.Add(used, answer{imagepin.Entry{ImageID: v.id}, true})
 	for i := range maxAnswered + 10 {
-		l.set(fmt.Sprint(i), imagepin.Entry{ImageID: v.id}, true)
-		if _, ok := l.get("0"); !ok { // get marks it as used
+		p.answered.Add(fmt.Sprint(i), answer{imagepin.Entry{ImageID: v.id}, true})
+		if _, ok := p.answered.Get(used); !ok { // Get marks it as used
 			t.Fatalf("a used name was evicted after %d others", i)
 		}
 	}
-	if len(l.byName) != maxAnswered || l.recent.Len() != maxAnswered {
-		t.Errorf("cached %d names, want %d", len(l.byName), maxAnswered)
+	if n := p.answered.Len(); n != maxAnswered {
+		t.Errorf("cached %d names, want %d", n, maxAnswered)
 	}
-	if _, ok := l.get("1"); ok {
+	if _, ok := p.answered.Get("0"); ok {
 		t.Error("the least recently used name was not evicted")
-	}
-	l.forget("0", "none")
-	if _, ok := l.get("0"); ok || l.recent.Len() != len(l.byName) {
-		t.Error("a forgotten name is still cached")
 	}
 }
 

@@ -47,7 +47,7 @@ func (s *imageCalls) pullImage(ctx context.Context, r *runtime.PullImageRequest,
 		return nil, err
 	}
 	ref := normalized(name)
-	s.answered.set(ref, pulled.Entry, s.isTagged(ref))
+	s.answered.Add(ref, answer{pulled.Entry, s.isTagged(ref)})
 	s.warnUserMismatch(ctx, pulled.Entry)
 	return &runtime.PullImageResponse{ImageRef: pulled.ImageID.String()}, nil
 }

@@ -228,7 +228,7 @@ func (s *remover) removeEntries(ctx context.Context, entries []imagepin.Entry) e
 		return err
 	}
 	for _, e := range entries {
-		s.answered.forget(e.Ref)
+		s.answered.Remove(e.Ref)
 	}
 	return nil
 }

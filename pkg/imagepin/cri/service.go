@@ -19,6 +19,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/protobuf/proto"
 	runtime "k8s.io/cri-api/pkg/apis/runtime/v1"
+	"k8s.io/utils/lru"
 
 	"github.com/imagepin/imagepin/pkg/imagepin"
 	"github.com/imagepin/imagepin/pkg/imagepin/decide"
@@ -214,7 +215,7 @@ type base struct {
 	images    runtime.ImageServiceClient
 	runtimes  runtime.RuntimeServiceClient
 	sandboxes *sandboxes
-	answered  lastAnswered
+	answered  *lru.Cache // by name, of answer
 }
 
 // The calls by subject.
@@ -234,7 +235,7 @@ type (
 
 // New returns a service.
 func New(c Config) *Service {
-	b := &base{Config: c, images: runtime.NewImageServiceClient(c.Upstream), runtimes: runtime.NewRuntimeServiceClient(c.Upstream)}
+	b := &base{Config: c, images: runtime.NewImageServiceClient(c.Upstream), runtimes: runtime.NewRuntimeServiceClient(c.Upstream), answered: lru.New(maxAnswered)}
 	b.sandboxes = newSandboxes(func(ctx context.Context) ([]*runtime.PodSandbox, error) {
 		resp, err := b.runtimes.ListPodSandbox(ctx, &runtime.ListPodSandboxRequest{})
 		return resp.GetItems(), err

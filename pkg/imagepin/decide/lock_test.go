@@ -75,8 +75,8 @@ func TestLockPrecedes(t *testing.T) {
 			if used, err := e.pinUse(e.ctx, Used{Ref: e.ref, pod: pod, Root: roots["new"], Verified: true}); err != nil || version(used.Root.Digest) != "old" {
 				t.Errorf("use by a container: %+v, %v", used, err)
 			}
-			if drift := e.pins.LockPins()[0].Drift; drift == nil || drift.Digest != roots["new"].Digest {
-				t.Errorf("drift of the lock's pin: %+v", drift)
+			if p, _ := e.pins.OfLock(e.ref.String()); p.Drift == nil || p.Drift.Digest != roots["new"].Digest {
+				t.Errorf("drift of the lock's pin: %+v", p.Drift)
 			}
 			e.lock("")
 			effective, _ = e.EffectivePolicy(e.ref.String(), pod)

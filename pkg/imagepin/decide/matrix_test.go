@@ -187,7 +187,7 @@ func testCell(t *testing.T, name string, pulls bool, behavior policy.Behavior, c
 					e := newEnv(t, policy.Rule{Behavior: behavior, Consistency: consistency})
 					nodeStates[state](t, e)
 					if pinned != "" {
-						_, err := e.pins.Make(e.ctx, e.id(policy.NodeScope), roots[pinned], pin.ByUse, false)
+						_, err := e.pins.MakeForNamespace(e.ctx, "", e.id(policy.NodeScope), roots[pinned], pin.ByUse, false)
 						noError(t, err)
 					}
 					e.registry.tag.Store(answer.tag)

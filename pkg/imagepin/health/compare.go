@@ -76,7 +76,7 @@ func (c *Checker) differs(ctx context.Context, e imagepin.Entry, deep bool) (why
 		return result.Why, err
 	}
 	lerr := lease.With(ctx, c.config.Leases, lease.Use, func(ctx context.Context) (merr error) {
-		why, merr = c.MissingDirectory(ctx, snapshotOf(e))
+		why, merr = c.missingDirectory(ctx, snapshotOf(e))
 		return merr
 	})
 	if lerr != nil || why == "" {

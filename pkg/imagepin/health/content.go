@@ -49,24 +49,14 @@ func (inv *Inventory) unreadable(e imagepin.Entry) bool {
 	return unread && !indexGone
 }
 
-// below returns all recorded blobs that an entry's record keeps: those that it needs, its layers, and what else its
-// index references.
-func (inv *Inventory) below(e imagepin.Entry) []digest.Digest {
-	seen := make(map[digest.Digest]bool)
-	var all []digest.Digest
-	var add func(d digest.Digest)
-	add = func(d digest.Digest) {
-		if _, recorded := inv.blobs[d]; !recorded || seen[d] {
-			return
-		}
-		seen[d] = true
-		all = append(all, d)
-		for _, next := range inv.files.refs[d].All() {
-			add(next)
-		}
-	}
-	for _, d := range []digest.Digest{e.RecordTarget.Digest, e.Manifest, e.ImageID} {
-		add(d)
-	}
-	return all
+// addBelow adds all recorded blobs that an entry's record keeps to a map, see [blobs.AddBelow]: those that it needs, its layers,
+// and what else its index references.
+func (inv *Inventory) addBelow(to map[digest.Digest]digest.Digest, e imagepin.Entry) {
+	blobs.AddBelow(to, "", inv.refs, e.RecordTarget.Digest, e.Manifest, e.ImageID)
+}
+
+// refs returns what a blob references, and whether it is recorded.
+func (inv *Inventory) refs(d digest.Digest) (_ []digest.Digest, recorded bool) {
+	_, recorded = inv.blobs[d]
+	return inv.files.refs[d].All(), recorded
 }

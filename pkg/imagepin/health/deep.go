@@ -2,9 +2,9 @@ package health
 
 import (
 	"context"
-	"time"
 
 	"github.com/containerd/errdefs"
+	"golang.org/x/time/rate"
 
 	"github.com/imagepin/imagepin/pkg/imagepin/internal/blobs"
 )
@@ -40,7 +40,7 @@ func (c *Checker) DeepCheck(ctx context.Context, d DeepOptions) (Report, error) 
 		return Report{}, err
 	}
 	snapshots := c.config.Images.Snapshots()
-	run := &deepRun{DeepOptions: d, checker: c, throttle: throttle{rate: d.BytesPerSecond}}
+	run := &deepRun{DeepOptions: d, checker: c, limiter: limiterOf(d.BytesPerSecond)}
 	run.done.BlobsTotal, run.done.SnapshotsTotal = len(needed), len(snapshots)
 	for _, b := range needed {
 		run.done.BytesTotal += b.Size
@@ -87,9 +87,9 @@ func (c *Checker) DeepCheck(ctx context.Context, d DeepOptions) (Report, error) 
 // deepRun is a single deep check.
 type deepRun struct {
 	DeepOptions
-	checker  *Checker
-	throttle throttle
-	done     DeepProgress
+	checker *Checker
+	limiter *rate.Limiter
+	done    DeepProgress
 }
 
 func (r *deepRun) report() {
@@ -105,7 +105,7 @@ func (r *deepRun) verifyBlobs(ctx context.Context, needed []blob) (bad []blob, _
 		problem, err := r.verify(ctx, b, func(n int64) error {
 			r.done.Bytes += n
 			r.report()
-			return r.throttle.wait(ctx, n)
+			return r.wait(ctx, n)
 		})
 		if err != nil {
 			return nil, err
@@ -135,32 +135,24 @@ func (r *deepRun) verify(ctx context.Context, b blob, read func(int64) error) (p
 	return problem, nil
 }
 
-// throttle limits how fast content is read.
-type throttle struct {
-	rate int64 // bytes per second, zero means no limit
-	next time.Time
+// burst is how many bytes are read without a pause.
+const burst = 1 << 20
+
+// limiterOf returns the limiter of a check that reads bytes per second; zero means no limit.
+func limiterOf(bytesPerSecond int64) *rate.Limiter {
+	if bytesPerSecond <= 0 {
+		return rate.NewLimiter(rate.Inf, burst)
+	}
+	return rate.NewLimiter(rate.Limit(bytesPerSecond), burst)
 }
 
 // wait waits until n more bytes may be read.
-func (p *throttle) wait(ctx context.Context, n int64) error {
-	if p.rate <= 0 {
-		return ctx.Err()
+func (r *deepRun) wait(ctx context.Context, n int64) error {
+	for ; n > 0; n -= burst {
+		if r.limiter.WaitN(ctx, int(min(n, burst))) != nil {
+			<-ctx.Done() // WaitN does not wait if it would take longer than the deadline
+			break
+		}
 	}
-	now := time.Now()
-	if p.next.Before(now) {
-		p.next = now
-	}
-	delay := p.next.Sub(now)
-	p.next = p.next.Add(time.Duration(float64(n) / float64(p.rate) * float64(time.Second)))
-	if delay <= 0 {
-		return ctx.Err()
-	}
-	timer := time.NewTimer(delay)
-	defer timer.Stop()
-	select {
-	case <-ctx.Done():
-		return ctx.Err()
-	case <-timer.C:
-		return nil
-	}
+	return ctx.Err()
 }

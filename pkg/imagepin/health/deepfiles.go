@@ -52,14 +52,14 @@ func (r *deepRun) checkSnapshots(ctx context.Context, all []store.Snapshot, size
 		comparing := r.checker.comparing(true, func(n int64) error {
 			r.done.Bytes = min(r.done.Bytes+n, end)
 			r.report()
-			return r.throttle.wait(ctx, n)
+			return r.wait(ctx, n)
 		})
 		for _, sn := range all {
 			if err := ctx.Err(); err != nil {
 				return err
 			}
 			end = r.done.Bytes + sizes[sn]
-			why, err := r.checker.MissingDirectory(ctx, sn)
+			why, err := r.checker.missingDirectory(ctx, sn)
 			if err != nil && ctx.Err() == nil {
 				log.G(ctx).WithError(err).Warn("cannot check snapshot")
 			}

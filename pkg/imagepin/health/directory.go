@@ -26,10 +26,10 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin/store"
 )
 
-// MissingDirectory describes which directory of a snapshot or of its parents is gone. It returns "" if all directories exist, or
+// missingDirectory describes which directory of a snapshot or of its parents is gone. It returns "" if all directories exist, or
 // if this is unknown. It creates a view of the snapshot and removes it again. The context must have a lease, or MissingDirectory
 // returns ErrFailedPrecondition.
-func (c *Checker) MissingDirectory(ctx context.Context, sn store.Snapshot) (why string, _ error) {
+func (c *Checker) missingDirectory(ctx context.Context, sn store.Snapshot) (why string, _ error) {
 	err := c.withView(ctx, sn, func(mounts []mount.Mount) error {
 		for _, path := range directories(mounts) {
 			if gone(path) {
@@ -219,7 +219,7 @@ func (c *Checker) unusable(ctx context.Context, sn store.Snapshot) (why string, 
 	if err != nil || why != "" {
 		return why, err
 	}
-	return c.MissingDirectory(ctx, sn)
+	return c.missingDirectory(ctx, sn)
 }
 
 // collectSnapshot removes a snapshot by garbage collection if a direct removal fails. containerd may still have records

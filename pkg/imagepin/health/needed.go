@@ -2,15 +2,13 @@ package health
 
 import (
 	"context"
-	"fmt"
 	"slices"
 	"strings"
 
-	"github.com/containerd/containerd/v2/core/leases"
-	"github.com/containerd/errdefs"
 	"github.com/opencontainers/go-digest"
 
 	"github.com/imagepin/imagepin/pkg/imagepin"
+	"github.com/imagepin/imagepin/pkg/imagepin/internal/blobs"
 	"github.com/imagepin/imagepin/pkg/imagepin/internal/lease"
 )
 
@@ -25,31 +23,18 @@ type blob struct {
 // needed returns the recorded blobs that keys need or pins retain: indexes, manifests, configurations, and layers if
 // they are kept.
 func (c *Checker) needed(ctx context.Context, have *Inventory) ([]blob, error) {
-	by := make(map[digest.Digest]digest.Digest)
-	var add func(d, retained digest.Digest)
-	add = func(d, retained digest.Digest) {
-		before, seen := by[d]
-		if _, recorded := have.blobs[d]; !recorded || seen && (before != "" || retained == "") {
-			return
-		}
-		by[d] = retained
-		for _, below := range have.files.refs[d].All() {
-			add(below, retained)
-		}
-	}
-	for _, img := range c.config.Images.Images() {
-		for _, e := range img.Entries {
-			for _, d := range []digest.Digest{e.RecordTarget.Digest, e.Manifest, e.ImageID} {
-				add(d, "")
-			}
-		}
-	}
 	retained, err := c.retained(ctx)
 	if err != nil {
 		return nil, err
 	}
+	by := make(map[digest.Digest]digest.Digest)
 	for d, root := range retained {
-		add(d, root)
+		blobs.AddBelow(by, root, have.refs, d)
+	}
+	for _, img := range c.config.Images.Images() {
+		for _, e := range img.Entries {
+			have.addBelow(by, e)
+		}
 	}
 	all := make([]blob, 0, len(by))
 	for d, retained := range by {
@@ -67,12 +52,9 @@ func (c *Checker) retained(ctx context.Context) (map[digest.Digest]digest.Digest
 	}
 	found := make(map[digest.Digest]digest.Digest)
 	for _, l := range all {
-		resources, err := c.config.Leases.ListResources(ctx, leases.Lease{ID: l.ID})
-		if errdefs.IsNotFound(err) {
-			continue // it was deleted concurrently
-		}
+		resources, err := lease.Resources(ctx, c.config.Leases, l)
 		if err != nil {
-			return nil, fmt.Errorf("list resources of lease %s: %w", l.ID, err)
+			return nil, err
 		}
 		for _, r := range resources {
 			if d, err := digest.Parse(r.ID); err == nil && r.Type == "content" {

@@ -51,7 +51,7 @@ func (c *Checker) Verify(ctx context.Context, e imagepin.Entry) (_ Loss, lost bo
 	}
 	var missing string
 	err = lease.With(ctx, c.config.Leases, lease.Use, func(ctx context.Context) (err error) {
-		missing, err = c.MissingDirectory(ctx, snapshotOf(e))
+		missing, err = c.missingDirectory(ctx, snapshotOf(e))
 		return err
 	})
 	if err != nil {

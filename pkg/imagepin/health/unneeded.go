@@ -29,7 +29,9 @@ func (c *Checker) checkUnneeded(have *Inventory, r *Report) {
 			for _, d := range have.files.refs[e.Manifest].All() {
 				layersOf[d] = append(layersOf[d], e)
 			}
-			for _, d := range have.below(e) {
+			below := make(map[digest.Digest]digest.Digest)
+			have.addBelow(below, e)
+			for d := range below {
 				keptBy[d] = append(keptBy[d], e)
 			}
 		}

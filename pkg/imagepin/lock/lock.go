@@ -21,8 +21,8 @@ const (
 
 	// IDAnnotation has the reference as it was written in the manifest. kbld replaces this text by the digest.
 	IDAnnotation = "kbld.carvel.dev/id"
-	// PlatformsAnnotation has the digest of the manifest of each platform, as a JSON object.
-	PlatformsAnnotation = "io.imagepin.platforms"
+	// platformsAnnotation has the digest of the manifest of each platform, as a JSON object.
+	platformsAnnotation = "io.imagepin.platforms"
 
 	// MaxSize is the maximum size of a lock in bytes, MaxImages the maximum number of images in it, and MaxAnnotations that of the
 	// annotations of all images, beside those that imagepin writes.

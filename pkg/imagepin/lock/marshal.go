@@ -42,11 +42,7 @@ func (l *Lock) write(w io.Writer) error {
 		return err
 	}
 	for _, i := range l.Images {
-		of, err := i.file()
-		if err != nil {
-			return err
-		}
-		text, err := yaml.Marshal([]fileImage{of})
+		text, err := i.text()
 		if err != nil {
 			return err
 		}
@@ -58,7 +54,8 @@ func (l *Lock) write(w io.Writer) error {
 	return err
 }
 
-func (i Image) file() (fileImage, error) {
+// text returns the image as a list in YAML.
+func (i Image) text() ([]byte, error) {
 	annotations := make(map[string]string, len(i.Annotations)+2)
 	maps.Copy(annotations, i.Annotations)
 	if i.ID != "" {
@@ -67,11 +64,11 @@ func (i Image) file() (fileImage, error) {
 	if len(i.Platforms) > 0 {
 		text, err := json.Marshal(i.Platforms)
 		if err != nil {
-			return fileImage{}, err
+			return nil, err
 		}
-		annotations[PlatformsAnnotation] = string(text)
+		annotations[platformsAnnotation] = string(text)
 	}
-	return fileImage{Image: i.Ref.String(), Annotations: annotations}, nil
+	return yaml.Marshal([]fileImage{{Image: i.Ref.String(), Annotations: annotations}})
 }
 
 // checkSize fails if Parse would not read the image again. In YAML, a text has at most escapes times its size.
@@ -87,11 +84,7 @@ func (i Image) checkSize() error {
 	if size < MaxImageSize/escapes/2 {
 		return nil
 	}
-	of, err := i.file()
-	if err != nil {
-		return err
-	}
-	text, err := yaml.Marshal([]fileImage{of})
+	text, err := i.text()
 	if err != nil {
 		return err
 	}

@@ -195,18 +195,18 @@ func parseImage(n *yaml.Node) (Image, error) {
 			return Image{}, fmt.Errorf("annotation %s: %w", IDAnnotation, err)
 		}
 	}
-	if text, ok := i.Annotations[PlatformsAnnotation]; ok {
+	if text, ok := i.Annotations[platformsAnnotation]; ok {
 		if err := json.Unmarshal([]byte(text), &i.Platforms); err != nil {
-			return Image{}, fmt.Errorf("annotation %s: %w", PlatformsAnnotation, err)
+			return Image{}, fmt.Errorf("annotation %s: %w", platformsAnnotation, err)
 		}
 		for platform, d := range i.Platforms {
 			if err := d.Validate(); err != nil {
-				return Image{}, fmt.Errorf("annotation %s: %.80q: %w", PlatformsAnnotation, platform, err)
+				return Image{}, fmt.Errorf("annotation %s: %.80q: %w", platformsAnnotation, platform, err)
 			}
 		}
 	}
 	delete(i.Annotations, IDAnnotation)
-	delete(i.Annotations, PlatformsAnnotation)
+	delete(i.Annotations, platformsAnnotation)
 	if len(i.Annotations) == 0 {
 		i.Annotations = nil
 	}

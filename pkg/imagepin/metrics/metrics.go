@@ -39,61 +39,42 @@ var (
 // New returns metrics with all counters at 0. They are not served until [Metrics.Register].
 func New() *Metrics {
 	m := &Metrics{
-		resolves: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Namespace: namespace, Name: "resolves_total",
-			Help: "Digest lookups at registries, by result.",
-		}, []string{"result"}),
+		resolves: counters("resolves_total", "Digest lookups at registries, by result.", "result", resolve.Results...),
 		resolveSeconds: prometheus.NewHistogram(prometheus.HistogramOpts{
 			Namespace: namespace, Name: "resolve_seconds",
 			Help:    "Duration of digest lookups at registries.",
 			Buckets: prometheus.ExponentialBuckets(0.002, 2, 16), // up to a little more than a minute, the default timeout
 		}),
-		pulls: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Namespace: namespace, Name: "pulls_total",
-			Help: "Pulls, and images made ready for pods, by what had to be done. Concurrent identical pulls count once.",
-		}, []string{"done"}),
+		pulls: counters("pulls_total", "Pulls, and images made ready for pods, by what had to be done. Concurrent identical pulls count once.", "done", pull.Outcomes...),
 		failedRepairs: prometheus.NewCounter(prometheus.CounterOpts{
 			Namespace: namespace, Name: "failed_repairs_total",
 			Help: "Repairs of images that failed.",
 		}),
-		pinEvents: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Namespace: namespace, Name: "pin_events_total",
-			Help: "Changes of pins, by event.",
-		}, []string{"event"}),
-		claims: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Namespace: namespace, Name: "claims_total",
-			Help: "Questions to the Kubernetes API for a pin, by outcome.",
-		}, []string{"outcome"}),
+		pinEvents: counters("pin_events_total", "Changes of pins, by event.", "event", pin.Events...),
+		claims:    counters("claims_total", "Questions to the Kubernetes API for a pin, by outcome.", "outcome", pin.Outcomes...),
 		claimSeconds: prometheus.NewHistogram(prometheus.HistogramOpts{
 			Namespace: namespace, Name: "claim_seconds",
 			Help:    "Duration of questions to the Kubernetes API for a pin.",
 			Buckets: prometheus.ExponentialBuckets(0.001, 2, 14), // up to 8 s; the default timeout is 2 s
 		}),
-	}
-	m.notInLock = prometheus.NewCounterVec(prometheus.CounterOpts{
-		Namespace: namespace, Name: "not_in_lock_total",
-		Help: "Uses of images that the lock of the node does not name, by what the rule does: warn, or strict, which refuses them.",
-	}, []string{"locked"})
-	for _, l := range []policy.Locked{policy.LockedWarn, policy.LockedStrict} {
-		m.notInLock.WithLabelValues(string(l))
+		notInLock: counters("not_in_lock_total",
+			"Uses of images that the lock of the node does not name, by what the rule does: warn, or strict, which refuses them.",
+			"locked", policy.LockedWarn, policy.LockedStrict),
 	}
 	m.fallbacks = prometheus.NewCounterFunc(prometheus.CounterOpts{
 		Namespace: namespace, Name: "registry_fallbacks_total",
 		Help: "Pulls that used the image on the node because no registry could be reached.",
 	}, func() float64 { return float64(m.fallbacksUsed.Load()) })
-	for _, o := range pin.Outcomes {
-		m.claims.WithLabelValues(string(o))
-	}
-	for _, r := range resolve.Results {
-		m.resolves.WithLabelValues(string(r))
-	}
-	for _, o := range pull.Outcomes {
-		m.pulls.WithLabelValues(string(o))
-	}
-	for _, e := range pin.Events {
-		m.pinEvents.WithLabelValues(string(e))
-	}
 	return m
+}
+
+// counters returns counters with a label, which are 0 for the values of the label.
+func counters[V ~string](name, help, label string, values ...V) *prometheus.CounterVec {
+	all := prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: namespace, Name: name, Help: help}, []string{label})
+	for _, v := range values {
+		all.WithLabelValues(string(v))
+	}
+	return all
 }
 
 // Register registers the metrics, and gauges of the state that read returns at each collection.

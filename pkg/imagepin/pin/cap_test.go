@@ -83,14 +83,14 @@ func TestEvict(t *testing.T) {
 		if name == "operator" {
 			by = ByOperator
 		}
-		must(t)(c.Make(c.ctx, nodeID(name), root(name), by, retain))
+		must(t)(c.MakeForNamespace(c.ctx, "", nodeID(name), root(name), by, retain))
 	}
 	for name, days := range map[string]int{"operator": 9, "kept": 8, "older": 3, "old": 2} {
 		c.age(t, nodeID(name), time.Duration(days)*24*time.Hour)
 	}
 	c.notified = nil
 	make := func(name string) error {
-		_, err := c.Make(c.ctx, nodeID(name), root(name), ByUse, false)
+		_, err := c.MakeForNamespace(c.ctx, "", nodeID(name), root(name), ByUse, false)
 		return err
 	}
 	for _, name := range []string{"a", "b"} {
@@ -122,7 +122,7 @@ func TestEvict(t *testing.T) {
 // namespaces or of the node.
 func TestEvictOnlyOwn(t *testing.T) {
 	c := newCapped(t, 2)
-	must(t)(c.Make(c.ctx, nodeID("system"), root("system"), ByUse, false))
+	must(t)(c.MakeForNamespace(c.ctx, "", nodeID("system"), root("system"), ByUse, false))
 	must(t)(c.MakeForNamespace(c.ctx, "till", nodeID("till"), root("till"), ByUse, false))
 	must(t)(c.MakeForNamespace(c.ctx, "till", workloadID("till", "t"), root("t"), ByUse, false))
 	for i := range 5 {
@@ -133,7 +133,7 @@ func TestEvictOnlyOwn(t *testing.T) {
 	c.used[nodeID("shop4")], c.used[workloadID("shop", "w4")] = true, true
 	_, err := c.MakeForNamespace(c.ctx, "shop", nodeID("more"), root("more"), ByUse, false)
 	wantFull(t, "a namespace whose pins are all in use", err)
-	must(t)(c.Make(c.ctx, nodeID("more"), root("more"), ByUse, false))
+	must(t)(c.MakeForNamespace(c.ctx, "", nodeID("more"), root("more"), ByUse, false))
 	p, _ := c.Get(nodeID("shop4"))
 	wantEqual(t, "cap namespace", p.capNamespace(), "shop")
 	p = must(t)(c.Move(c.ctx, nodeID("shop4"), root("by hand"), ByOperator, false))
@@ -144,24 +144,24 @@ func TestEvictOnlyOwn(t *testing.T) {
 // TestEvictRechecks uses and removes pins during InUse, which is called without a lock.
 func TestEvictRechecks(t *testing.T) {
 	c := newCapped(t, 2)
-	must(t)(c.Make(c.ctx, nodeID("a"), root("a"), ByUse, false))
-	must(t)(c.Make(c.ctx, nodeID("b"), root("b"), ByUse, false))
+	must(t)(c.MakeForNamespace(c.ctx, "", nodeID("a"), root("a"), ByUse, false))
+	must(t)(c.MakeForNamespace(c.ctx, "", nodeID("b"), root("b"), ByUse, false))
 	c.onInUse = func() {
 		c.onInUse = nil
-		must(t)(c.Make(c.ctx, nodeID("a"), root("a"), ByUse, false)) // uses a on the day it was made
+		must(t)(c.MakeForNamespace(c.ctx, "", nodeID("a"), root("a"), ByUse, false)) // uses a on the day it was made
 	}
-	must(t)(c.Make(c.ctx, nodeID("c"), root("c"), ByUse, false))
+	must(t)(c.MakeForNamespace(c.ctx, "", nodeID("c"), root("c"), ByUse, false))
 	c.wantPins(t, nodeID("a"), nodeID("c"))
 	c.onInUse = func() {
 		c.onInUse = nil
 		must(t)(c.Remove(c.ctx, nodeID("a")))
 	}
-	must(t)(c.Make(c.ctx, nodeID("d"), root("d"), ByUse, false))
+	must(t)(c.MakeForNamespace(c.ctx, "", nodeID("d"), root("d"), ByUse, false))
 	c.wantPins(t, nodeID("c"), nodeID("d"))
 
 	failed := errors.New("the CRI is unavailable")
 	c.config.InUse = func(context.Context) (map[ID]bool, error) { return nil, failed }
-	_, err := c.Make(c.ctx, nodeID("e"), root("e"), ByUse, false)
+	_, err := c.MakeForNamespace(c.ctx, "", nodeID("e"), root("e"), ByUse, false)
 	wantFull(t, "without the CRI", err)
 	if !errors.Is(err, failed) {
 		t.Errorf("the error does not wrap its cause: %v", err)
@@ -176,7 +176,7 @@ func TestCapWithConcurrentMakes(t *testing.T) {
 	var wg sync.WaitGroup
 	for i := range makers {
 		wg.Go(func() {
-			_, err := e.Make(e.ctx, nodeID(fmt.Sprint(i)), root("one"), ByUse, false)
+			_, err := e.MakeForNamespace(e.ctx, "", nodeID(fmt.Sprint(i)), root("one"), ByUse, false)
 			var known *imagepin.Error
 			if err != nil && (!errors.As(err, &known) || known.Reason != imagepin.PinLimitReached) {
 				t.Error(err)
@@ -189,7 +189,7 @@ func TestCapWithConcurrentMakes(t *testing.T) {
 	c := newCapped(t, most)
 	for i := range makers {
 		wg.Go(func() {
-			if _, err := c.Make(c.ctx, nodeID(fmt.Sprint(i)), root("one"), ByUse, false); err != nil {
+			if _, err := c.MakeForNamespace(c.ctx, "", nodeID(fmt.Sprint(i)), root("one"), ByUse, false); err != nil {
 				t.Error(err)
 			}
 			if n := len(c.List()); n > most {
@@ -207,7 +207,7 @@ func TestExpireRechecks(t *testing.T) {
 		t.Run(use, func(t *testing.T) {
 			e := newEnv(t, 0)
 			id := nodeID("a")
-			must(t)(e.Make(e.ctx, id, root("a"), ByUse, false))
+			must(t)(e.MakeForNamespace(e.ctx, "", id, root("a"), ByUse, false))
 			e.age(t, id, 40*24*time.Hour)
 			// The first call is after the listing, and the second call is under the lock of the pin.
 			calls := 0
@@ -221,7 +221,7 @@ func TestExpireRechecks(t *testing.T) {
 						t.Error(err)
 					}
 				case "make":
-					must(t)(e.Make(e.ctx, id, root("a"), ByUse, false))
+					must(t)(e.MakeForNamespace(e.ctx, "", id, root("a"), ByUse, false))
 				}
 				return false
 			}

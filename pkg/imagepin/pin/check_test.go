@@ -73,8 +73,8 @@ func TestCheck(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			e := newEnv(t, 0)
-			must(t)(e.Make(e.ctx, id, root("one"), ByUse, true))
-			must(t)(e.Make(e.ctx, ID{Scope: policy.NodeScope, Ref: "registry.example/intact:1"}, root("intact"), ByUse, false))
+			must(t)(e.MakeForNamespace(e.ctx, "", id, root("one"), ByUse, true))
+			must(t)(e.MakeForNamespace(e.ctx, "", ID{Scope: policy.NodeScope, Ref: "registry.example/intact:1"}, root("intact"), ByUse, false))
 			if test.damage != nil {
 				test.damage(t, e)
 			}

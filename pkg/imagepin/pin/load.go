@@ -10,7 +10,7 @@ import (
 	"github.com/containerd/log"
 )
 
-// Load reads all pins. It logs and ignores records that it cannot read, and [Store.Unreadable] lists them. The target
+// Load reads all pins. It logs and ignores records that it cannot read. The target
 // of such a record stays retained if its label says so. If Load fails, the pins stay as they are.
 //
 // Load takes no lock of a pin. What other calls write while it lists the records takes precedence over the list.

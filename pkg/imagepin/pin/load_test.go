@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -60,8 +62,8 @@ func state(t *testing.T, s *table) string {
 		pins = append(pins, fmt.Sprint(recordOf(t, p)))
 	}
 	var unreadable []string
-	for _, u := range s.Unreadable() {
-		unreadable = append(unreadable, u.Record+": "+u.Err.Error())
+	for _, record := range slices.Sorted(maps.Keys(s.ignored)) {
+		unreadable = append(unreadable, record+": "+s.ignored[record].err.Error())
 	}
 	return fmt.Sprintln(pins, unreadable, s.byRef, s.retained, s.proofs, s.perNamespace)
 }
@@ -91,55 +93,55 @@ func TestLoadDuringCalls(t *testing.T) {
 			_, err := e.MakeForNamespace(e.ctx, "shop", id, root("one"), ByUse, true)
 			return err
 		}, "one"},
-		{"moved", func(e *env) { must(t)(e.Make(e.ctx, id, root("one"), ByUse, true)) }, func(e *env) error {
+		{"moved", func(e *env) { must(t)(e.MakeForNamespace(e.ctx, "", id, root("one"), ByUse, true)) }, func(e *env) error {
 			_, err := e.Move(e.ctx, id, root("two"), ByOperator, true)
 			return err
 		}, "two"},
-		{"moved and moved back", func(e *env) { must(t)(e.Make(e.ctx, id, root("one"), ByUse, true)) }, func(e *env) error {
+		{"moved and moved back", func(e *env) { must(t)(e.MakeForNamespace(e.ctx, "", id, root("one"), ByUse, true)) }, func(e *env) error {
 			_, err := e.Move(e.ctx, id, root("two"), ByOperator, true)
 			if err == nil {
 				_, err = e.Move(e.ctx, id, root("one"), ByOperator, true)
 			}
 			return err
 		}, "one"},
-		{"retained", func(e *env) { must(t)(e.Make(e.ctx, id, root("one"), ByUse, false)) }, func(e *env) error {
+		{"retained", func(e *env) { must(t)(e.MakeForNamespace(e.ctx, "", id, root("one"), ByUse, false)) }, func(e *env) error {
 			_, err := e.Move(e.ctx, id, root("one"), ByOperator, true)
 			return err
 		}, "one"},
-		{"drifted", func(e *env) { must(t)(e.Make(e.ctx, id, root("one"), ByUse, false)) }, func(e *env) error {
+		{"drifted", func(e *env) { must(t)(e.MakeForNamespace(e.ctx, "", id, root("one"), ByUse, false)) }, func(e *env) error {
 			return e.RecordDrift(e.ctx, id, root("two").Digest)
 		}, "one"},
-		{"proved", func(e *env) { must(t)(e.Make(e.ctx, id, root("one"), ByUse, true)) }, func(e *env) error {
+		{"proved", func(e *env) { must(t)(e.MakeForNamespace(e.ctx, "", id, root("one"), ByUse, true)) }, func(e *env) error {
 			return e.Prove(e.ctx, named, root("one").Digest, Proof{MAC: "mac"})
 		}, "one"},
-		{"removed", func(e *env) { must(t)(e.Make(e.ctx, id, root("one"), ByUse, true)) }, func(e *env) error {
+		{"removed", func(e *env) { must(t)(e.MakeForNamespace(e.ctx, "", id, root("one"), ByUse, true)) }, func(e *env) error {
 			_, err := e.Store.Remove(e.ctx, id)
 			return err
 		}, ""},
-		{"removed and made", func(e *env) { must(t)(e.Make(e.ctx, id, root("one"), ByUse, true)) }, func(e *env) error {
+		{"removed and made", func(e *env) { must(t)(e.MakeForNamespace(e.ctx, "", id, root("one"), ByUse, true)) }, func(e *env) error {
 			_, err := e.Store.Remove(e.ctx, id)
 			if err == nil {
-				_, err = e.Make(e.ctx, id, root("two"), ByUse, false)
+				_, err = e.MakeForNamespace(e.ctx, "", id, root("two"), ByUse, false)
 			}
 			return err
 		}, "two"},
 		{"made and removed", nil, func(e *env) error {
-			_, err := e.Make(e.ctx, id, root("one"), ByUse, true)
+			_, err := e.MakeForNamespace(e.ctx, "", id, root("one"), ByUse, true)
 			if err == nil {
 				_, err = e.Store.Remove(e.ctx, id)
 			}
 			return err
 		}, ""},
 		{"made over a damaged record", func(e *env) {
-			must(t)(e.Make(e.ctx, id, root("one"), ByUse, true))
+			must(t)(e.MakeForNamespace(e.ctx, "", id, root("one"), ByUse, true))
 			e.write(t, id, map[string]string{labelVersion: "one"})
 			e.reload(t)
 		}, func(e *env) error {
-			_, err := e.Make(e.ctx, id, root("two"), ByUse, false)
+			_, err := e.MakeForNamespace(e.ctx, "", id, root("two"), ByUse, false)
 			return err
 		}, "two"},
 		{"removal of a record of a newer release", func(e *env) {
-			must(t)(e.Make(e.ctx, id, root("one"), ByUse, true))
+			must(t)(e.MakeForNamespace(e.ctx, "", id, root("one"), ByUse, true))
 			e.write(t, id, map[string]string{labelVersion: "2"})
 			e.reload(t)
 		}, func(e *env) error {
@@ -147,7 +149,7 @@ func TestLoadDuringCalls(t *testing.T) {
 			return err
 		}, ""},
 		{"repair of a record that was gone", func(e *env) {
-			must(t)(e.Make(e.ctx, id, root("one"), ByUse, true))
+			must(t)(e.MakeForNamespace(e.ctx, "", id, root("one"), ByUse, true))
 			e.delete(t, id)
 		}, func(e *env) error {
 			_, err := e.Repair(e.ctx, Finding{Record: id.String(), id: id})
@@ -156,7 +158,7 @@ func TestLoadDuringCalls(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			e := newEnv(t, 0)
-			must(t)(e.Make(e.ctx, ID{Scope: policy.NodeScope, Ref: "registry.example/other:1"}, root("other"), ByUse, true))
+			must(t)(e.MakeForNamespace(e.ctx, "", ID{Scope: policy.NodeScope, Ref: "registry.example/other:1"}, root("other"), ByUse, true))
 			if test.before != nil {
 				test.before(e)
 			}
@@ -170,7 +172,7 @@ func TestLoadDuringCalls(t *testing.T) {
 			e.wantRecorded(t)
 			if ok {
 				wantEqual(t, "digest", p.Root.Digest, root(test.want).Digest)
-				next := must(t)(e.Make(e.ctx, id, root("next"), ByUse, false))
+				next := must(t)(e.MakeForNamespace(e.ctx, "", id, root("next"), ByUse, false))
 				wantEqual(t, "digest of the next use", next.Root.Digest, p.Root.Digest)
 			}
 			e.loadDuring(t, func() {}) // the calls of an earlier Load have no effect
@@ -184,7 +186,7 @@ func TestLoadDuringCalls(t *testing.T) {
 func TestLoadDuringARepair(t *testing.T) {
 	e := newEnv(t, 0)
 	id := ID{Scope: policy.NodeScope, Ref: ref}
-	must(t)(e.Make(e.ctx, id, root("one"), ByUse, true))
+	must(t)(e.MakeForNamespace(e.ctx, "", id, root("one"), ByUse, true))
 	e.delete(t, id)
 	all := e.config.Images
 	e.config.Images = getting{all, func() {
@@ -230,7 +232,7 @@ func TestLoadOfChangedRecords(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			e := newEnv(t, 0)
-			must(t)(e.Make(e.ctx, id, root("one"), ByUse, true))
+			must(t)(e.MakeForNamespace(e.ctx, "", id, root("one"), ByUse, true))
 			change(t, e)
 			e.loadDuring(t, func() {
 				if err := e.Touch(e.ctx, id); err != nil {
@@ -247,7 +249,7 @@ func TestLoadOfChangedRecords(t *testing.T) {
 func TestLoadKeepsUse(t *testing.T) {
 	e := newEnv(t, 0)
 	id := ID{Scope: policy.NodeScope, Ref: ref}
-	must(t)(e.Make(e.ctx, id, root("one"), ByUse, false))
+	must(t)(e.MakeForNamespace(e.ctx, "", id, root("one"), ByUse, false))
 	touch := func() {
 		if err := e.Touch(e.ctx, id); err != nil {
 			t.Error(err)
@@ -269,11 +271,11 @@ func TestLoadKeepsUse(t *testing.T) {
 func TestLoadFails(t *testing.T) {
 	e := newEnv(t, 0)
 	id, made := ID{Scope: policy.NodeScope, Ref: ref}, ID{Scope: policy.NodeScope, Ref: "registry.example/made:1"}
-	must(t)(e.Make(e.ctx, id, root("one"), ByUse, true))
+	must(t)(e.MakeForNamespace(e.ctx, "", id, root("one"), ByUse, true))
 	e.delete(t, id)
 	all, failed := e.config.Images, errors.New("no list")
 	e.config.Images = &listing{Store: all, err: failed, listed: func() {
-		must(t)(e.Make(e.ctx, made, root("two"), ByUse, true))
+		must(t)(e.MakeForNamespace(e.ctx, "", made, root("two"), ByUse, true))
 	}}
 	before := state(t, e.Store.table)
 	err := e.Load(e.ctx)
@@ -283,7 +285,7 @@ func TestLoadFails(t *testing.T) {
 	}
 	must(t)(e.Store.Remove(e.ctx, made))
 	wantEqual(t, "pins", state(t, e.Store.table), before)
-	must(t)(e.Make(e.ctx, made, root("two"), ByUse, true))
+	must(t)(e.MakeForNamespace(e.ctx, "", made, root("two"), ByUse, true))
 	e.delete(t, made)
 	e.loadDuring(t, func() {})
 	e.wantRecorded(t)
@@ -295,7 +297,7 @@ func TestLoadFails(t *testing.T) {
 func TestLoadsAtOnce(t *testing.T) {
 	e := newEnv(t, 0)
 	id := ID{Scope: policy.NodeScope, Ref: ref}
-	must(t)(e.Make(e.ctx, id, root("one"), ByUse, true))
+	must(t)(e.MakeForNamespace(e.ctx, "", id, root("one"), ByUse, true))
 	synctest.Test(t, func(t *testing.T) {
 		var (
 			second sync.WaitGroup
@@ -348,8 +350,8 @@ func TestLoadRace(t *testing.T) {
 		calls.Go(func() {
 			for n := range 10 {
 				first, second := root(fmt.Sprint(n, "first")), root(fmt.Sprint(n, "second"))
-				ok(e.Make(e.ctx, id, first, ByUse, true))
-				p := ok(e.Make(e.ctx, id, second, ByUse, true))
+				ok(e.MakeForNamespace(e.ctx, "", id, first, ByUse, true))
+				p := ok(e.MakeForNamespace(e.ctx, "", id, second, ByUse, true))
 				wantEqual(t, "digest of the second use", p.Root.Digest, first.Digest)
 				ok(e.Move(e.ctx, id, second, ByOperator, n%2 == 0))
 				if n%3 == 0 {

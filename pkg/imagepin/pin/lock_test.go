@@ -38,13 +38,13 @@ func TestPinLockHonorsContext(t *testing.T) {
 	id, other := ID{Scope: "node", Ref: ref}, ID{Scope: "node", Ref: "registry.example/team/other:1"}
 	made := make(chan error, 1)
 	go func() {
-		_, err := e.Make(e.ctx, id, root("one"), ByUse, false)
+		_, err := e.MakeForNamespace(e.ctx, "", id, root("one"), ByUse, false)
 		made <- err
 	}()
 	<-blocked.reached
 	canceled, cancel := context.WithCancel(e.ctx)
 	cancel()
-	if _, err := e.Make(canceled, id, root("two"), ByUse, false); !errors.Is(err, context.Canceled) {
+	if _, err := e.MakeForNamespace(canceled, "", id, root("two"), ByUse, false); !errors.Is(err, context.Canceled) {
 		t.Errorf("Make: got %v, want context.Canceled", err)
 	}
 	if _, err := e.Store.Remove(canceled, id); !errors.Is(err, context.Canceled) {

@@ -128,11 +128,6 @@ func (s *Store) OfLock(ref string) (Pin, bool) { return s.lock.get(ref) }
 // max_retained_bytes.
 func (s *Store) HasRoot(root digest.Digest) bool { return s.lock.has(root) }
 
-// LockPins returns the pins of the lock, ordered by reference.
-func (s *Store) LockPins() []Pin {
-	return slices.SortedFunc(slices.Values(s.lock.list()), byRefAndScope)
-}
-
 // Get returns a pin.
 func (s *Store) Get(id ID) (Pin, bool) {
 	if id.Scope == policy.LockScope {

@@ -26,6 +26,11 @@ func locked(name, text string) Pin {
 	return Pin{ID: ID{Scope: policy.LockScope, Ref: name}, Root: root(text), By: ByLock, Retain: true, MadeAt: at, UsedAt: at}
 }
 
+// lockPins returns the number of pins of the lock.
+func (e *env) lockPins() int {
+	return len(slices.DeleteFunc(e.List(), func(p Pin) bool { return p.Scope != policy.LockScope }))
+}
+
 func named(t *testing.T) reference.Named {
 	t.Helper()
 	r, err := reference.ParseNamed(ref)
@@ -46,7 +51,7 @@ func (e *env) wantConsistent(t *testing.T) {
 	}
 	wantEqual(t, "retained", e.Store.retained, want.retained)
 	roots := make(map[digest.Digest]bool)
-	for _, p := range e.LockPins() {
+	for _, p := range e.lock.list() {
 		roots[p.Root.Digest] = true
 	}
 	e.Store.lock.mu.RLock()
@@ -62,7 +67,7 @@ func (e *env) wantConsistent(t *testing.T) {
 // TestSetLock checks which pins and digests a lock has after it was replaced, and that nothing is written.
 func TestSetLock(t *testing.T) {
 	e := newEnv(t, 0)
-	must(t)(e.Make(e.ctx, ID{Scope: policy.NodeScope, Ref: ref}, root("one"), ByUse, true))
+	must(t)(e.MakeForNamespace(e.ctx, "", ID{Scope: policy.NodeScope, Ref: ref}, root("one"), ByUse, true))
 	wrote := e.wrote
 	e.SetLock([]Pin{locked(ref, "one"), locked("registry.example/tool:1", "two")}, []digest.Digest{root("kept").Digest})
 	e.wantConsistent(t)
@@ -74,7 +79,7 @@ func TestSetLock(t *testing.T) {
 			t.Errorf("%s: got %v, want %v", text, got, want)
 		}
 	}
-	wantEqual(t, "pins of the lock", len(e.LockPins()), 2)
+	wantEqual(t, "pins of the lock", e.lockPins(), 2)
 	e.SetLock([]Pin{locked(ref, "three")}, nil)
 	e.wantConsistent(t)
 	if got, want := e.Retained(), []digest.Digest{root("one").Digest, root("three").Digest}; !slices.Equal(got, sorted(want)) {
@@ -85,7 +90,7 @@ func TestSetLock(t *testing.T) {
 	}
 	e.SetLock(nil, nil)
 	e.wantConsistent(t)
-	if got := e.Retained(); len(got) != 1 || len(e.LockPins()) != 0 {
+	if got := e.Retained(); len(got) != 1 || e.lockPins() != 0 {
 		t.Errorf("without a lock: retained %v", got)
 	}
 	if p, ok := e.Get(ID{Scope: policy.NodeScope, Ref: ref}); !ok || p.Root.Digest != root("one").Digest {
@@ -126,7 +131,7 @@ func TestSetLockKeepsUse(t *testing.T) {
 func TestLockedIsReadOnly(t *testing.T) {
 	for name, change := range map[string]func(e *env, p Pin) error{
 		"make": func(e *env, _ Pin) error {
-			_, err := e.Make(e.ctx, ID{policy.LockScope, "registry.example/new:1"}, root("one"), ByUse, true)
+			_, err := e.MakeForNamespace(e.ctx, "", ID{policy.LockScope, "registry.example/new:1"}, root("one"), ByUse, true)
 			return err
 		},
 		"move":          func(e *env, _ Pin) error { _, err := e.Move(e.ctx, lockID, root("two"), ByOperator, true); return err },
@@ -155,7 +160,7 @@ func TestLockedIsReadOnly(t *testing.T) {
 	}
 	e := newEnv(t, 0)
 	e.SetLock([]Pin{locked(ref, "one")}, nil)
-	if p := must(t)(e.Make(e.ctx, lockID, root("two"), ByUse, false)); p.Root.Digest != root("one").Digest {
+	if p := must(t)(e.MakeForNamespace(e.ctx, "", lockID, root("two"), ByUse, false)); p.Root.Digest != root("one").Digest {
 		t.Errorf("a use got %+v", p)
 	}
 }
@@ -171,14 +176,14 @@ func TestLockedWithoutCap(t *testing.T) {
 	e.SetLock(pins, nil)
 	wantEqual(t, "pins of namespaces", len(e.Namespaces()), 0)
 	for _, name := range []string{"x", "y"} {
-		must(t)(e.Make(e.ctx, ID{Scope: policy.NodeScope, Ref: "registry.example/" + name + ":1"}, root(name), ByUse, false))
+		must(t)(e.MakeForNamespace(e.ctx, "", ID{Scope: policy.NodeScope, Ref: "registry.example/" + name + ":1"}, root(name), ByUse, false))
 	}
 	wantEqual(t, "pins", len(e.List()), 4) // one was evicted for y
 	if err := e.Expire(e.ctx, time.Now().Add(time.Hour), func(ID) bool { return false }); err != nil {
 		t.Fatal(err)
 	}
 	wantEqual(t, "pins after all have expired", len(e.List()), 3)
-	wantEqual(t, "pins of the lock", len(e.LockPins()), 3)
+	wantEqual(t, "pins of the lock", e.lockPins(), 3)
 }
 
 // TestLoadKeepsLock checks that a reload neither loses the pins of the lock, nor reads their record as a pin.
@@ -191,7 +196,7 @@ func TestLoadKeepsLock(t *testing.T) {
 	if err := e.Load(e.ctx); err != nil {
 		t.Fatal(err)
 	}
-	wantEqual(t, "unreadable pins", len(e.Unreadable()), 0)
+	wantEqual(t, "unreadable pins", len(e.ignored), 0)
 	wantEqual(t, "pins", len(e.List()), 1)
 	if p, ok := e.OfLock(ref); !ok || p.Root.Digest != root("one").Digest || !e.Retains(root("kept").Digest) || e.Retains(root("blob").Digest) {
 		t.Errorf("pin %+v, retained %v", p, e.Retained())
@@ -210,7 +215,7 @@ func TestSetLockConcurrently(t *testing.T) {
 			for i := range 20 {
 				text := []string{"one", "two"}[(n+i)%2]
 				e.SetLock([]Pin{locked(ref, text)}, []digest.Digest{root("kept").Digest})
-				_, err := e.Make(e.ctx, ID{Scope: policy.NodeScope, Ref: "registry.example/" + string(rune('a'+i)) + ":1"}, root(text), ByUse, true)
+				_, err := e.MakeForNamespace(e.ctx, "", ID{Scope: policy.NodeScope, Ref: "registry.example/" + string(rune('a'+i)) + ":1"}, root(text), ByUse, true)
 				for _, err := range []error{
 					err, e.Touch(e.ctx, lockID), e.RecordDrift(e.ctx, lockID, root("new").Digest), e.RecordDrift(e.ctx, node, root("new").Digest),
 					e.Prove(e.ctx, named(t), root(text).Digest, Proof{MAC: "proof"}), e.Load(e.ctx),
@@ -228,7 +233,7 @@ func TestSetLockConcurrently(t *testing.T) {
 	}
 	all.Wait()
 	e.wantConsistent(t)
-	wantEqual(t, "pins of the lock", len(e.LockPins()), 1)
+	wantEqual(t, "pins of the lock", e.lockPins(), 1)
 	e.SetLock([]Pin{locked(ref, "last")}, nil)
 	if p, _ := e.OfLock(ref); p.Root.Digest != root("last").Digest || p.Drift != nil {
 		t.Errorf("pin %+v", p)

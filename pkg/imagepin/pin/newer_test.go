@@ -36,7 +36,7 @@ func (e *env) labels(t *testing.T, id ID) map[string]string {
 func TestPinOfNewerRelease(t *testing.T) {
 	e := newEnv(t, 0)
 	id := ID{Scope: policy.NodeScope, Ref: ref}
-	must(t)(e.Make(e.ctx, id, root("one"), ByUse, true))
+	must(t)(e.MakeForNamespace(e.ctx, "", id, root("one"), ByUse, true))
 	e.write(t, id, map[string]string{labelVersion: "2"})
 	if _, err := e.Move(e.ctx, id, root("two"), ByUse, false); !errdefs.IsNotImplemented(err) {
 		t.Errorf("Move of a pin of a newer release: got %v, want a NotImplemented error", err)
@@ -46,19 +46,19 @@ func TestPinOfNewerRelease(t *testing.T) {
 	e.reload(t)
 	wantRefused(t, e, id)
 	wantEqual(t, "retains", e.Retains(root("one").Digest), true)
-	if scope, ok := e.Newer(ref, "workload/shop/a=b", policy.NodeScope); !ok || scope != policy.NodeScope {
-		t.Errorf("the newer pin: got scope %q, %t, want node", scope, ok)
+	if err := e.CheckReadable(ID{Scope: "workload/shop/a=b", Ref: ref}); err != nil {
+		t.Errorf("a scope without a pin: %v", err)
 	}
 	e.notified = nil
 	p = must(t)(e.Remove(e.ctx, id))
 	wantEqual(t, "removed", p.Root.Digest, root("one").Digest)
 	wantEqual(t, "notified", e.notified, []string{"removed " + ref})
 	wantEqual(t, "retains", e.Retains(root("one").Digest), false)
-	wantEqual(t, "unreadable", len(e.Unreadable()), 0)
+	wantEqual(t, "unreadable", len(e.ignored), 0)
 	if _, err := e.Remove(e.ctx, id); !errdefs.IsNotFound(err) {
 		t.Errorf("second Remove: got %v, want a NotFound error", err)
 	}
-	must(t)(e.Make(e.ctx, id, root("two"), ByUse, false))
+	must(t)(e.MakeForNamespace(e.ctx, "", id, root("two"), ByUse, false))
 }
 
 // TestUnknownLabelsStay writes a pin in all ways. Labels of later releases and other tools stay. Obsolete labels of
@@ -66,7 +66,7 @@ func TestPinOfNewerRelease(t *testing.T) {
 func TestUnknownLabelsStay(t *testing.T) {
 	e := newEnv(t, 0)
 	id := ID{Scope: policy.NodeScope, Ref: ref}
-	must(t)(e.Make(e.ctx, id, root("one"), ByUse, true))
+	must(t)(e.MakeForNamespace(e.ctx, "", id, root("one"), ByUse, true))
 	others := map[string]string{"io.imagepin.pin.later": "fact", "example.com/note": "kept"}
 	e.write(t, id, others)
 	named := mustParse(t, ref)
@@ -101,7 +101,7 @@ func TestUnknownLabelsStay(t *testing.T) {
 	// A new pin replaces a damaged pin and keeps the labels of others.
 	e.write(t, id, map[string]string{labelVersion: "one"})
 	e.reload(t)
-	must(t)(e.Make(e.ctx, id, root("three"), ByUse, false))
+	must(t)(e.MakeForNamespace(e.ctx, "", id, root("three"), ByUse, false))
 	wantOthers("damage")
 	e.reload(t)
 	after, _ = e.Get(id)

@@ -25,7 +25,7 @@ func TestProofs(t *testing.T) {
 	retaining, plain := ID{Scope: "node", Ref: ref}, ID{Scope: "workload/shop/pod-template-hash=1", Ref: ref}
 	one, two := root("one"), root("two")
 	for id, retain := range map[ID]bool{retaining: true, plain: false} {
-		if _, err := e.Make(e.ctx, id, one, ByUse, retain); err != nil {
+		if _, err := e.MakeForNamespace(e.ctx, "", id, one, ByUse, retain); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -85,14 +85,10 @@ func New(c Config) *Store {
 
 func namespaced(ctx context.Context) context.Context { return namespaces.WithNamespace(ctx, Namespace) }
 
-// others return its pin. Make marks an existing pin as used now. It is [Store.MakeForNamespace] without a pod.
-func (s *Store) Make(ctx context.Context, id ID, root ocispec.Descriptor, by By, retain bool) (Pin, error) {
-	return s.MakeForNamespace(ctx, "", id, root, by, retain)
-}
-
-// MakeForNamespace is [Store.Make] for a pod of a Kubernetes namespace. A new pin of the node scope counts against the cap of
-// that namespace. If the cap is full, MakeForNamespace evicts the least recently used pin that is not in use and was not set by
-// an operator.
+// MakeForNamespace pins a reference if it has no pin, and returns its pin. With concurrent calls the first one decides, and the
+// others return its pin. It marks an existing pin as used now. namespace is the Kubernetes namespace of the pod, or "" without
+// one: a new pin of the node scope counts against its cap. If the cap is full, MakeForNamespace evicts the least recently used
+// pin that is not in use and was not set by an operator.
 //
 // It returns [imagepin.PinLimitReached] (ErrResourceExhausted) if no pin can be evicted, and
 // [imagepin.PinOfNewerRelease] (ErrNotImplemented) if a newer release wrote the pin.

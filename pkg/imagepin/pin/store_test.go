@@ -114,7 +114,7 @@ var scopes = []policy.Scope{policy.NodeScope, policy.WorkloadScope("shop", "pod-
 func TestScopeTooLongForLabel(t *testing.T) {
 	e := newEnv(t, 0)
 	id := ID{Scope: policy.WorkloadScope("shop", "pod-template-hash", strings.Repeat("x", 64<<10)), Ref: ref}
-	_, err := e.Make(e.ctx, id, root("one"), ByUse, false)
+	_, err := e.MakeForNamespace(e.ctx, "", id, root("one"), ByUse, false)
 	if !errdefs.IsInvalidArgument(err) || !strings.Contains(err.Error(), "workload/shop/pod-template-hash=x") || len(err.Error()) > 1000 {
 		t.Errorf("pin with a scope of 64 KiB: got %.2000v, want a short InvalidArgument error", err)
 	}
@@ -128,7 +128,7 @@ func TestRoundTrip(t *testing.T) {
 	e := newEnv(t, 0)
 	for _, scope := range scopes {
 		id := ID{Scope: scope, Ref: ref}
-		must(t)(e.Make(e.ctx, id, root("one"), ByUse, false))
+		must(t)(e.MakeForNamespace(e.ctx, "", id, root("one"), ByUse, false))
 		must(t)(e.Move(e.ctx, id, root("two"), ByOperator, true))
 		if err := e.RecordDrift(e.ctx, id, root("three").Digest); err != nil {
 			t.Fatal(err)
@@ -167,7 +167,7 @@ func TestRoundTrip(t *testing.T) {
 // TestPinsOutliveGarbageCollection checks that pins stay although their content does not exist.
 func TestPinsOutliveGarbageCollection(t *testing.T) {
 	e := newEnv(t, 0)
-	must(t)(e.Make(e.ctx, ID{Scope: policy.NodeScope, Ref: ref}, root("one"), ByUse, false))
+	must(t)(e.MakeForNamespace(e.ctx, "", ID{Scope: policy.NodeScope, Ref: ref}, root("one"), ByUse, false))
 	e.node.Collect(t)
 	e.reload(t)
 	wantEqual(t, "pins", len(e.List()), 1)
@@ -199,7 +199,7 @@ func TestDamagedRecords(t *testing.T) {
 	} {
 		t.Run(test.label+"="+test.value, func(t *testing.T) {
 			e := newEnv(t, 0)
-			must(t)(e.Make(e.ctx, id, root("one"), ByUse, true))
+			must(t)(e.MakeForNamespace(e.ctx, "", id, root("one"), ByUse, true))
 			ctx := namespaced(e.ctx)
 			damaged := images.Image{Name: id.String(), Labels: map[string]string{test.label: test.value}}
 			if _, err := e.node.Images.Update(ctx, damaged, "labels."+test.label); err != nil {
@@ -223,16 +223,15 @@ func TestDamagedRecords(t *testing.T) {
 				t.Errorf("error of another class: %v", err)
 			}
 			wantEqual(t, "ignored record", img.Target.Digest, root("one").Digest)
-			unreadable := e.Unreadable()
-			if len(unreadable) != 1 || unreadable[0].Record != id.String() || !test.class(unreadable[0].Err) {
-				t.Errorf("got unreadable records %v, want %s", unreadable, id)
+			if u, ok := e.ignored[id.String()]; len(e.ignored) != 1 || !ok || !test.class(u.err) {
+				t.Errorf("got unreadable records %v, want %s", e.ignored, id)
 			}
 			if test.class(errdefs.ErrNotImplemented) {
 				wantRefused(t, e, id)
 				return
 			}
-			must(t)(e.Make(e.ctx, id, root("two"), ByUse, false))
-			wantEqual(t, "unreadable", len(e.Unreadable()), 0)
+			must(t)(e.MakeForNamespace(e.ctx, "", id, root("two"), ByUse, false))
+			wantEqual(t, "unreadable", len(e.ignored), 0)
 			e.reload(t)
 			p, ok = e.Get(id)
 			wantEqual(t, "readable", ok, true)
@@ -248,7 +247,7 @@ func wantRefused(t *testing.T, e *env, id ID) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, made := e.Make(e.ctx, id, root("two"), ByUse, false)
+	_, made := e.MakeForNamespace(e.ctx, "", id, root("two"), ByUse, false)
 	_, moved := e.Move(e.ctx, id, root("two"), ByOperator, true)
 	for what, err := range map[string]error{"make": made, "move": moved, "check": e.CheckReadable(id)} {
 		var known *imagepin.Error
@@ -271,7 +270,7 @@ func TestMakeRace(t *testing.T) {
 	var wg sync.WaitGroup
 	for i := range got {
 		wg.Go(func() {
-			p, err := e.Make(e.ctx, id, root(fmt.Sprint(i)), ByUse, false)
+			p, err := e.MakeForNamespace(e.ctx, "", id, root(fmt.Sprint(i)), ByUse, false)
 			if err != nil {
 				t.Error(err)
 			}
@@ -336,7 +335,7 @@ func TestRefresh(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			e := newEnv(t, 0)
-			read := must(t)(e.Make(e.ctx, id, root("old"), ByUse, false))
+			read := must(t)(e.MakeForNamespace(e.ctx, "", id, root("old"), ByUse, false))
 			test.change(e)
 			got, err := e.Store.Refresh(e.ctx, read, root("new"), test.reserved)
 			if !errors.Is(err, test.err) {
@@ -365,7 +364,7 @@ func TestRecordDrift(t *testing.T) {
 	if err := e.RecordDrift(e.ctx, id, root("two").Digest); err != nil {
 		t.Fatal(err)
 	}
-	must(t)(e.Make(e.ctx, id, root("one"), ByUse, false))
+	must(t)(e.MakeForNamespace(e.ctx, "", id, root("one"), ByUse, false))
 	for _, tag := range []string{"one", "two", "two", "three", "two", "one", "one", "two"} {
 		if err := e.RecordDrift(e.ctx, id, root(tag).Digest); err != nil {
 			t.Fatal(err)
@@ -399,7 +398,7 @@ func (e *env) age(t *testing.T, id ID, ago time.Duration) {
 func TestTouch(t *testing.T) {
 	e := newEnv(t, 0)
 	id := ID{Scope: policy.NodeScope, Ref: ref}
-	must(t)(e.Make(e.ctx, id, root("one"), ByUse, false))
+	must(t)(e.MakeForNamespace(e.ctx, "", id, root("one"), ByUse, false))
 	touch := func() int {
 		t.Helper()
 		before := e.wrote
@@ -427,7 +426,7 @@ func TestExpire(t *testing.T) {
 	pins := map[string]time.Duration{"old": 40 * 24 * time.Hour, "used": 40 * 24 * time.Hour, "new": time.Hour}
 	idOf := func(name string) ID { return ID{Scope: policy.NodeScope, Ref: "registry.example/" + name + ":1"} }
 	for _, name := range slices.Sorted(maps.Keys(pins)) {
-		must(t)(e.Make(e.ctx, idOf(name), root(name), ByUse, false))
+		must(t)(e.MakeForNamespace(e.ctx, "", idOf(name), root(name), ByUse, false))
 	}
 	for name, ago := range pins {
 		e.age(t, idOf(name), ago)
@@ -465,18 +464,19 @@ func TestPinLimit(t *testing.T) {
 	}
 	for _, namespace := range []string{"", "shop", "till"} {
 		for _, name := range []string{"a", "b"} {
-			must(t)(e.Make(e.ctx, id(namespace, name), root(name), ByUse, false))
+			must(t)(e.MakeForNamespace(e.ctx, "", id(namespace, name), root(name), ByUse, false))
 		}
-		for _, add := range []func(context.Context, ID, ocispec.Descriptor, By, bool) (Pin, error){e.Make, e.Move} {
-			_, err := add(e.ctx, id(namespace, "c"), root("c"), ByUse, false)
+		_, made := e.MakeForNamespace(e.ctx, "", id(namespace, "c"), root("c"), ByUse, false)
+		_, moved := e.Move(e.ctx, id(namespace, "c"), root("c"), ByUse, false)
+		for _, err := range []error{made, moved} {
 			var known *imagepin.Error
 			if !errors.As(err, &known) || known.Reason != imagepin.PinLimitReached || !errdefs.IsResourceExhausted(err) {
 				t.Errorf("pin above the limit in %q: got %v, want reason PinLimitReached", namespace, err)
 			}
 		}
-		must(t)(e.Make(e.ctx, id(namespace, "a"), root("other"), ByUse, false))
+		must(t)(e.MakeForNamespace(e.ctx, "", id(namespace, "a"), root("other"), ByUse, false))
 		must(t)(e.Move(e.ctx, id(namespace, "a"), root("other"), ByUse, false))
 		must(t)(e.Remove(e.ctx, id(namespace, "b")))
-		must(t)(e.Make(e.ctx, id(namespace, "c"), root("c"), ByUse, false))
+		must(t)(e.MakeForNamespace(e.ctx, "", id(namespace, "c"), root("c"), ByUse, false))
 	}
 }

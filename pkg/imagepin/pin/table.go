@@ -18,14 +18,14 @@ type table struct {
 	retained     map[digest.Digest]int // number of pins that retain each digest
 	proofs       map[string]int        // number of pins with each proof
 	perNamespace map[string]int        // number of pins that count against each Kubernetes namespace
-	ignored      map[string]Unreadable // unreadable records, by name
+	ignored      map[string]unreadable // unreadable records, by name
 	written      map[string]bool       // records that were written or deleted during a Load, by name; nil without a Load
 }
 
 func newTable() *table {
 	return &table{
 		pins: make(map[ID]Pin), byRef: make(map[string]map[ID]struct{}), retained: make(map[digest.Digest]int),
-		proofs: make(map[string]int), perNamespace: make(map[string]int), ignored: make(map[string]Unreadable),
+		proofs: make(map[string]int), perNamespace: make(map[string]int), ignored: make(map[string]unreadable),
 	}
 }
 

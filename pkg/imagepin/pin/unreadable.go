@@ -3,8 +3,6 @@ package pin
 import (
 	"context"
 	"fmt"
-	"slices"
-	"strings"
 
 	"github.com/containerd/containerd/v2/core/images"
 	"github.com/containerd/errdefs"
@@ -12,31 +10,15 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/imagepin/imagepin/pkg/imagepin"
-	"github.com/imagepin/imagepin/pkg/imagepin/policy"
 )
 
-// Unreadable is a record in the namespace of pins that cannot be read as a pin.
-type Unreadable struct {
-	// Record is the name of the record.
-	Record string
-	// Err is the reason. It is ErrNotImplemented for a record of a newer version, which is never overwritten, and
+// unreadable is a record in the namespace of pins that cannot be read as a pin.
+type unreadable struct {
+	// err is the reason. It is ErrNotImplemented for a record of a newer version, which is never overwritten, and
 	// ErrInvalidArgument for a damaged one, which a new pin replaces.
-	Err error
-
+	err     error
 	target  ocispec.Descriptor
 	retains bool
-}
-
-// Unreadable returns the unreadable records, ordered by name.
-func (s *table) Unreadable() []Unreadable {
-	s.mu.RLock()
-	defer s.mu.RUnlock()
-	all := make([]Unreadable, 0, len(s.ignored))
-	for _, u := range s.ignored {
-		all = append(all, u)
-	}
-	slices.SortFunc(all, func(a, b Unreadable) int { return strings.Compare(a.Record, b.Record) })
-	return all
 }
 
 // CheckReadable returns [imagepin.PinOfNewerRelease] (ErrNotImplemented) if a newer release wrote the pin. Its digest
@@ -44,8 +26,8 @@ func (s *table) Unreadable() []Unreadable {
 func (s *table) CheckReadable(id ID) error {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
-	if u, ok := s.ignored[id.String()]; ok && errdefs.IsNotImplemented(u.Err) {
-		return newerError(id, u.Err)
+	if u, ok := s.ignored[id.String()]; ok && errdefs.IsNotImplemented(u.err) {
+		return newerError(id, u.err)
 	}
 	return nil
 }
@@ -60,11 +42,8 @@ func newerError(id ID, err error) error {
 
 // ignore adds an unreadable record. Its target stays retained. The caller holds the lock.
 func (s *table) ignore(img images.Image, err error) {
-	u := Unreadable{
-		Record: img.Name, Err: err, target: plain(img.Target),
-		retains: img.Labels[labelRetain] == "true",
-	}
-	s.ignored[u.Record] = u
+	u := unreadable{err: err, target: plain(img.Target), retains: img.Labels[labelRetain] == "true"}
+	s.ignored[img.Name] = u
 	if u.retains {
 		count(s.retained, u.target.Digest, 1)
 	}
@@ -101,14 +80,4 @@ func (s *Store) removeUnreadable(ctx context.Context, id ID, unknown error) (Pin
 	p := Pin{ID: id, Root: u.target, Retain: u.retains}
 	s.config.Notify(ctx, Removed, p, digest.Digest(""))
 	return p, nil
-}
-
-// Newer returns the first of the given scopes in which a newer release wrote the pin of a reference.
-func (s *table) Newer(ref string, scopes ...policy.Scope) (policy.Scope, bool) {
-	for _, scope := range scopes {
-		if s.CheckReadable(ID{Scope: scope, Ref: ref}) != nil {
-			return scope, true
-		}
-	}
-	return "", false
 }

@@ -15,18 +15,8 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/imagepin/imagepin/pkg/imagepin"
+	"github.com/imagepin/imagepin/pkg/imagepin/internal/blobs"
 	"github.com/imagepin/imagepin/pkg/runtimeplatform"
-)
-
-const (
-	// maxNesting is the maximum depth of nested indexes.
-	maxNesting = 8
-	// maxWalked is the maximum number of indexes, and of manifests without a platform, that the search for one image
-	// opens.
-	maxWalked = 64
-	// attestationAnnotation marks an attestation manifest, which BuildKit adds to the index of an image. It is not an
-	// image.
-	attestationAnnotation = "vnd.docker.reference.type"
 )
 
 // errNoMatch is the error of a search that found no manifest for the platform.
@@ -86,7 +76,7 @@ func listed(offered []string) string {
 }
 
 func (c *chooser) search(ctx context.Context, desc ocispec.Descriptor, depth int) ([]ocispec.Descriptor, error) {
-	if c.walked++; c.walked > maxWalked || depth > maxNesting {
+	if c.walked++; c.walked > blobs.MaxWalked || depth > blobs.MaxNesting {
 		return nil, fmt.Errorf("the index has too many levels or entries (at %s): %w", desc.Digest, errdefs.ErrResourceExhausted)
 	}
 	if images.IsManifestType(desc.MediaType) {
@@ -132,7 +122,7 @@ func (c *chooser) candidates(children []ocispec.Descriptor) []ocispec.Descriptor
 	var found []ocispec.Descriptor
 	for _, d := range children {
 		switch {
-		case d.Annotations[attestationAnnotation] != "":
+		case d.Annotations[blobs.AttestationAnnotation] != "":
 		case d.Platform == nil:
 			found = append(found, d)
 		case c.runtime.Matcher.Match(*d.Platform):

@@ -14,7 +14,14 @@ import (
 
 	"github.com/imagepin/imagepin/internal/ctdtest"
 	"github.com/imagepin/imagepin/pkg/imagepin"
+	"github.com/imagepin/imagepin/pkg/imagepin/internal/blobs"
 	"github.com/imagepin/imagepin/pkg/runtimeplatform"
+)
+
+const (
+	maxNesting            = blobs.MaxNesting
+	maxWalked             = blobs.MaxWalked
+	attestationAnnotation = blobs.AttestationAnnotation
 )
 
 // runtimes returns the runtimes of an amd64 node: the native one, and one for each configured platform.

@@ -136,7 +136,7 @@ func mayBeDamage(err error) bool {
 	if errors.As(err, &known) {
 		return false
 	}
-	return IsCorrupt(err) || !atRegistry(err) && (errdefs.IsNotFound(err) || errno.Is(err, syscall.EIO))
+	return IsCorrupt(err) || !AtRegistry(err) && (errdefs.IsNotFound(err) || errno.Is(err, syscall.EIO))
 }
 
 // replace writes a damaged blob again, from the registry. ctx has a lease, and the caller holds the blob's lock of the
@@ -278,27 +278,24 @@ func (d *damage) ingestOnce(ctx context.Context, src *source, desc ocispec.Descr
 	return w, nil
 }
 
-// fromRegistry marks an error of a registry, as opposed to an error of content on the node.
-type fromRegistry struct{ error }
+// RegistryError marks an error of a registry, or of the connection to it, as opposed to an error of content on the node.
+type RegistryError struct{ Err error }
+
+// Error implements error.
+func (e RegistryError) Error() string { return e.Err.Error() }
 
 // Unwrap returns the error.
-func (e fromRegistry) Unwrap() error { return e.error }
+func (e RegistryError) Unwrap() error { return e.Err }
 
-// atRegistry reports whether an error came from a registry.
-func atRegistry(err error) bool {
-	var r fromRegistry
-	return errors.As(err, &r)
-}
+// AtRegistry reports whether an error came from a registry, or from the connection to it.
+func AtRegistry(err error) bool { return errors.As(err, new(RegistryError)) }
 
 // GoneAtRegistry reports whether a registry has answered that it does not have a part of an image any more, and no host that
 // may have it was unavailable.
-func GoneAtRegistry(err error) bool { return missingAtRegistry(err) }
-
-// AtRegistry reports whether an error came from a registry, or from the connection to it.
-func AtRegistry(err error) bool { return atRegistry(err) }
-
-// FromRegistry returns err as the answer of a registry, see [GoneAtRegistry].
-func FromRegistry(err error) error { return fromRegistry{err} }
+func GoneAtRegistry(err error) bool {
+	var e *imagepin.Error
+	return errdefs.IsNotFound(err) && AtRegistry(err) && !(errors.As(err, &e) && e.Reason == imagepin.NoMatchingPlatform)
+}
 
 // body is a response of a registry. The request is sent by the first Read, so errors come from there.
 type body struct {
@@ -311,7 +308,7 @@ func (b body) Read(p []byte) (int, error) {
 	n, err := b.ReadCloser.Read(p)
 	b.meter.add(n)
 	if err != nil && !errors.Is(err, io.EOF) {
-		err = fromRegistry{err}
+		err = RegistryError{err}
 	}
 	return n, err
 }

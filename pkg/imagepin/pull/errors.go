@@ -41,7 +41,7 @@ func complete(err error, reason imagepin.Reason, ref string, t runtimeplatform.T
 	e := &imagepin.Error{Reason: reason, Ref: ref, Target: t.String(), Class: errdefs.Resolve(err), Err: resolve.RedactError(err)}
 	damage := new(blobs.Damage)
 	switch local, isLocal := errno.Local(err); {
-	case isLocal && !atRegistry(err) && !errors.As(err, &damage):
+	case isLocal && !AtRegistry(err) && !errors.As(err, &damage):
 		explainLocal(e, local, t.Snapshotter)
 	case errors.As(err, &damage):
 		e.Reason, e.Class = imagepin.ContentDamaged, errdefs.ErrDataLoss
@@ -49,14 +49,14 @@ func complete(err error, reason imagepin.Reason, ref string, t runtimeplatform.T
 	case IsCorrupt(err):
 		e.Reason, e.Class = imagepin.ContentCorrupt, errdefs.ErrFailedPrecondition
 		e.Hint = "Check the registry and any proxy in front of it. Pull again. If the error persists, push the image again."
-	case errdefs.IsNotFound(err) && !atRegistry(err):
+	case errdefs.IsNotFound(err) && !AtRegistry(err):
 		e.Hint = "A part of the image is missing on the node: run imagepin check --repair."
 	case errdefs.IsNotFound(err):
 		e.Hint = "The registry no longer has a part of the image: push it again, or use another digest."
 	case errno.Network(err) || isLocal:
 		e.Class = errdefs.ErrUnavailable
 		e.Hint = "Check the network to the registry and its mirrors."
-	case errdefs.IsUnavailable(err) && !atRegistry(err): // kubelet takes this class for that of a registry
+	case errdefs.IsUnavailable(err) && !AtRegistry(err): // kubelet takes this class for that of a registry
 		e.Class = errdefs.ErrAborted
 		e.Hint = "Pull again: containerd was restarted, or another client removed a part of the image."
 	}

@@ -15,6 +15,7 @@ import (
 	"github.com/distribution/reference"
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+	"k8s.io/utils/lru"
 
 	"github.com/imagepin/imagepin/internal/failpoint"
 	"github.com/imagepin/imagepin/pkg/imagepin/resolve"
@@ -33,7 +34,7 @@ type fetcher struct {
 func newFetcher(c Config) *fetcher {
 	return &fetcher{
 		content: c.Content, sessions: c.Sessions, settings: c.Settings, locks: c.Locks,
-		vouching: &vouching{content: c.Content, index: c.Images, proofs: c.Proofs},
+		vouching: &vouching{content: c.Content, index: c.Images, proofs: c.Proofs, served: lru.New(maxServed)},
 		damage:   &damage{content: c.Content, leases: c.Leases, images: c.Images, garbage: c.Garbage, locks: c.Locks},
 	}
 }
@@ -49,7 +50,7 @@ func (f *fetcher) sourceOf(ctx context.Context, j Job, end context.CancelCauseFu
 		name: j.Ref.String(), ref: j.Ref, registry: reference.Domain(j.Ref), repository: j.Ref.Name(),
 		trusted: f.vouching.trusts(j), meter: j.meter,
 	}
-	s.served = func(d digest.Digest) { f.vouching.served.note(j.Ref, d) }
+	s.served = func(d digest.Digest) { f.vouching.served.Add(servedBlob{j.Ref.Name(), d}, nil) }
 	s.known = sync.OnceValue(func() *resolve.Session {
 		if j.Session != nil {
 			return j.Session

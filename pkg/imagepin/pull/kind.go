@@ -19,7 +19,7 @@ import (
 // media types of images, and omits the others without an error. If that is the reason, the result is an
 // [imagepin.ContentCorrupt] (ErrFailedPrecondition) that names the media type.
 func explained(ctx context.Context, provider content.Provider, manifest ocispec.Descriptor, err error) error {
-	if err == nil || atRegistry(err) {
+	if err == nil || AtRegistry(err) {
 		return err
 	}
 	some := strings.Contains(err.Error(), otherNumber) // of the layers are not unpacked

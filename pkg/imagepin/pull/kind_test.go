@@ -34,7 +34,7 @@ func TestExplained(t *testing.T) {
 		"removed meanwhile":    {configType, []string{layerType, other}, missing, ""},
 		"another kind":         {other, []string{other}, missing, ""},
 		"another error":        {other, []string{layerType}, errors.New("x"), ""},
-		"missing, in registry": {other, []string{layerType}, fromRegistry{missing}, ""},
+		"missing, in registry": {other, []string{layerType}, RegistryError{missing}, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			n := ctdtest.New(t, "first")

@@ -10,7 +10,6 @@ import (
 	"github.com/containerd/containerd/v2/core/leases"
 	"github.com/containerd/containerd/v2/core/transfer"
 	"github.com/containerd/containerd/v2/pkg/tracing"
-	"github.com/containerd/errdefs"
 	"github.com/containerd/log"
 	"github.com/distribution/reference"
 	"github.com/opencontainers/go-digest"
@@ -467,18 +466,12 @@ func (m *Maker) failed(ctx context.Context, j Job, err error) error {
 	switch {
 	case retryable(err):
 		return err
-	case j.Pin != nil && missingAtRegistry(err):
+	case j.Pin != nil && GoneAtRegistry(err):
 		return m.config.Pins.PinnedDigestGone(ctx, j.Verdict, j.Runtime.Target.String(), err)
 	case j.Pin != nil && resolve.MayBeGone(err):
 		err = decide.WithPin(*j.Pin, err)
 	}
 	return complete(err, imagepin.CannotPullImage, j.Ref.String(), j.Runtime.Target)
-}
-
-// missingAtRegistry reports whether the registry does not have content that a pull needs.
-func missingAtRegistry(err error) bool {
-	var e *imagepin.Error
-	return errdefs.IsNotFound(err) && atRegistry(err) && !(errors.As(err, &e) && e.Reason == imagepin.NoMatchingPlatform)
 }
 
 const (

@@ -44,7 +44,7 @@ func TestUnpackedOtherwise(t *testing.T) {
 		"by containerd":          {extract, false, []bool{false}},
 		"a wrong digest":         {fmt.Errorf("unexpected commit digest sha256:1, expected sha256:2: %w", errdefs.ErrFailedPrecondition), true, []bool{false}},
 		"missing":                {fmt.Errorf("content sha256:1: %w", errdefs.ErrNotFound), true, []bool{false}},
-		"the registry":           {fromRegistry{fmt.Errorf("failed to extract layer: %w", errdefs.ErrNotFound)}, true, []bool{false}},
+		"the registry":           {RegistryError{fmt.Errorf("failed to extract layer: %w", errdefs.ErrNotFound)}, true, []bool{false}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			d := newDamaged(t)

@@ -30,7 +30,7 @@ func (r removed) Unwrap() error { return r.error }
 // the image itself.
 func asRemoved(err error) error {
 	var known *imagepin.Error
-	if errdefs.IsNotFound(err) && !atRegistry(err) && !errors.As(err, &known) {
+	if errdefs.IsNotFound(err) && !AtRegistry(err) && !errors.As(err, &known) {
 		return removed{err}
 	}
 	return err

@@ -99,10 +99,10 @@ func keeps(err error) bool {
 			return false
 		}
 	}
-	if _, local := errno.Local(err); local && !atRegistry(err) && !errno.Passing(err) {
+	if _, local := errno.Local(err); local && !AtRegistry(err) && !errno.Passing(err) {
 		return false // it fails again, for example a file of a layer that the file system cannot store
 	}
-	if atRegistry(err) && (errors.Is(err, io.ErrUnexpectedEOF) || errno.Network(err)) {
+	if AtRegistry(err) && (errors.Is(err, io.ErrUnexpectedEOF) || errno.Network(err)) {
 		return true // of a connection
 	}
 	return errdefs.IsUnavailable(err) || !IsCorrupt(err)

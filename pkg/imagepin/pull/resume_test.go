@@ -317,9 +317,9 @@ func TestKeeps(t *testing.T) {
 		want bool
 	}{
 		{fmt.Errorf("%w: %w", errStalled, context.Canceled), true},
-		{fromRegistry{io.ErrUnexpectedEOF}, true},
-		{fromRegistry{syscall.ECONNRESET}, true},
-		{fromRegistry{known(imagepin.CannotPullImage, errdefs.ErrUnavailable)}, true},
+		{RegistryError{io.ErrUnexpectedEOF}, true},
+		{RegistryError{syscall.ECONNRESET}, true},
+		{RegistryError{known(imagepin.CannotPullImage, errdefs.ErrUnavailable)}, true},
 		{errdefs.ErrUnavailable, true},
 		{syscall.EMFILE, true},
 		{errors.New("a snapshotter does not answer"), true},
@@ -328,8 +328,8 @@ func TestKeeps(t *testing.T) {
 		{errWrongContent, false},
 		{syscall.ENOSPC, false},
 		{errRemoved, false}, // it is tried again
-		{fromRegistry{errdefs.ErrNotFound}, false},
-		{fromRegistry{known(imagepin.PullAccessDenied, errdefs.ErrPermissionDenied)}, false},
+		{RegistryError{errdefs.ErrNotFound}, false},
+		{RegistryError{known(imagepin.PullAccessDenied, errdefs.ErrPermissionDenied)}, false},
 		{known(imagepin.ContentCorrupt, errdefs.ErrFailedPrecondition), false},
 		{known(imagepin.ContentDamaged, errdefs.ErrDataLoss), false},
 		{known(imagepin.ImageVerificationFailed, errdefs.ErrPermissionDenied), false},

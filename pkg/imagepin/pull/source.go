@@ -79,7 +79,7 @@ func (s *source) Fetcher(context.Context, string) (transfer.Fetcher, error) {
 			return nil, err
 		}
 		if rc, err = f.Fetch(ctx, desc); err != nil {
-			return nil, fromRegistry{err}
+			return nil, RegistryError{err}
 		}
 		rc = body{rc, s.meter}
 		if s.served == nil || images.IsLayerType(desc.MediaType) {

@@ -225,7 +225,7 @@ func runOnce(ctx context.Context, settings *Settings, src *source, dst *destinat
 // directoryExists reports whether a snapshotter could not create a directory because it exists. A layer that has a file twice
 // is another error.
 func directoryExists(err error) bool {
-	return !atRegistry(err) && errno.Is(err, syscall.EEXIST) && !strings.Contains(err.Error(), extracting)
+	return !AtRegistry(err) && errno.Is(err, syscall.EEXIST) && !strings.Contains(err.Error(), extracting)
 }
 
 // unpackLocal unpacks an image whose layers are on the node. It fails with ErrNotFound if a layer is missing. It fails

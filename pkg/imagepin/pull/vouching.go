@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"sync"
 
 	"github.com/containerd/containerd/v2/core/content"
 	"github.com/containerd/containerd/v2/core/images"
@@ -14,6 +13,7 @@ import (
 	"github.com/distribution/reference"
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+	"k8s.io/utils/lru"
 
 	"github.com/imagepin/imagepin/pkg/imagepin"
 	"github.com/imagepin/imagepin/pkg/imagepin/decide"
@@ -29,7 +29,7 @@ type vouching struct {
 	content content.Store
 	index   Index
 	proofs  decide.Proofs
-	served  served
+	served  *lru.Cache // of servedBlob, the last maxServed
 }
 
 // trusts reports whether a job may use the indexes, manifest and configuration on the node without fetching them from
@@ -45,7 +45,7 @@ func (v *vouching) trusts(j Job) bool {
 
 // known reports whether it is known that the registry of a source serves a blob.
 func (v *vouching) known(ctx context.Context, src *source, desc ocispec.Descriptor) bool {
-	return src.trusted || embedded(desc) || v.served.has(src.ref, desc.Digest) || v.hasOf(ctx, src.ref, desc)
+	return src.trusted || embedded(desc) || v.hasServed(src.ref, desc.Digest) || v.hasOf(ctx, src.ref, desc)
 }
 
 // vouch ensures that the registry of a source serves a blob that is on the node, for which this is not known yet. It
@@ -53,7 +53,7 @@ func (v *vouching) known(ctx context.Context, src *source, desc ocispec.Descript
 // the node's content. The caller must not hold the blob's lock: a registry can send the blob as slowly as it wants.
 func (v *vouching) vouch(ctx context.Context, src *source, f transfer.Fetcher, desc ocispec.Descriptor) error {
 	for {
-		if err := v.fetch(ctx, f, desc); err != nil || v.served.has(src.ref, desc.Digest) {
+		if err := v.fetch(ctx, f, desc); err != nil || v.hasServed(src.ref, desc.Digest) {
 			return err
 		}
 		if !src.otherwise(ctx, desc.Digest) {
@@ -82,7 +82,7 @@ func (v *vouching) fetch(ctx context.Context, f transfer.Fetcher, desc ocispec.D
 // vouchPresent is [vouching.vouchImage] for the parts that are on the node. all reports whether they are all parts.
 func (v *vouching) vouchPresent(ctx context.Context, src *source, manifest ocispec.Descriptor) (all bool, _ error) {
 	err := v.vouchImage(ctx, src, manifest)
-	if errdefs.IsNotFound(err) && !atRegistry(err) {
+	if errdefs.IsNotFound(err) && !AtRegistry(err) {
 		return false, nil
 	}
 	return err == nil, err
@@ -138,41 +138,15 @@ func embedded(desc ocispec.Descriptor) bool {
 	return len(desc.Data) > 0 && int64(len(desc.Data)) == desc.Size && digest.FromBytes(desc.Data) == desc.Digest
 }
 
-// served is the set of the last maxServed blobs that repositories served in this process. The zero value is ready for
-// use.
-type served struct {
-	mu    sync.Mutex
-	blobs map[servedBlob]struct{}
-	order []servedBlob // oldest first
-}
-
+// servedBlob is a blob that a repository has served in this process.
 type servedBlob struct {
 	repository string
 	digest     digest.Digest
 }
 
-func (s *served) note(ref reference.Named, d digest.Digest) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	b := servedBlob{ref.Name(), d}
-	if _, known := s.blobs[b]; known {
-		return
-	}
-	if s.blobs == nil {
-		s.blobs = make(map[servedBlob]struct{})
-	}
-	if len(s.order) == maxServed {
-		delete(s.blobs, s.order[0])
-		s.order = s.order[1:]
-	}
-	s.blobs[b] = struct{}{}
-	s.order = append(s.order, b)
-}
-
-func (s *served) has(ref reference.Named, d digest.Digest) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	_, ok := s.blobs[servedBlob{ref.Name(), d}]
+// hasServed reports whether a repository has served a blob.
+func (v *vouching) hasServed(ref reference.Named, d digest.Digest) bool {
+	_, ok := v.served.Get(servedBlob{ref.Name(), d})
 	return ok
 }
 

@@ -11,6 +11,7 @@ import (
 	"github.com/distribution/reference"
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+	"k8s.io/utils/lru"
 )
 
 func named(t *testing.T, ref string) reference.Named {
@@ -24,26 +25,27 @@ func named(t *testing.T, ref string) reference.Named {
 
 // TestServed checks that only the last blobs are remembered, by repository with its port.
 func TestServed(t *testing.T) {
-	var s served
+	v := &vouching{served: lru.New(maxServed)}
+	note := func(ref reference.Named, d digest.Digest) { v.served.Add(servedBlob{ref.Name(), d}, nil) }
 	d := digest.FromString("blob")
-	s.note(named(t, "registry.example:1/team/app:1"), d)
+	note(named(t, "registry.example:1/team/app:1"), d)
 	for ref, want := range map[string]bool{
 		"registry.example:1/team/app:2": true, "registry.example:2/team/app:1": false, "registry.example/team/app:1": false,
 		"registry.example:1/team/ap:1": false, "other.example:1/team/app:1": false,
 	} {
-		if got := s.has(named(t, ref), d); got != want {
+		if got := v.hasServed(named(t, ref), d); got != want {
 			t.Errorf("%s: got %t, want %t", ref, got, want)
 		}
 	}
 	ref := named(t, "registry.example/many:1")
 	for i := range 3 * maxServed {
-		s.note(ref, digest.FromString(fmt.Sprint(i)))
-		s.note(ref, digest.FromString(fmt.Sprint(i)))
+		note(ref, digest.FromString(fmt.Sprint(i)))
+		note(ref, digest.FromString(fmt.Sprint(i)))
 	}
-	if len(s.blobs) != maxServed || len(s.order) != maxServed {
-		t.Errorf("got %d blobs and an order of %d, want %d", len(s.blobs), len(s.order), maxServed)
+	if n := v.served.Len(); n != maxServed {
+		t.Errorf("got %d blobs, want %d", n, maxServed)
 	}
-	if !s.has(ref, digest.FromString(fmt.Sprint(2*maxServed))) || s.has(ref, digest.FromString(fmt.Sprint(2*maxServed-1))) {
+	if !v.hasServed(ref, digest.FromString(fmt.Sprint(2*maxServed))) || v.hasServed(ref, digest.FromString(fmt.Sprint(2*maxServed-1))) {
 		t.Error("the remembered blobs are not the last ones")
 	}
 }

@@ -80,8 +80,8 @@ func TestFetchOne(t *testing.T) {
 	}{
 		{name: "fetched", fetch: fetched, ready: true, fetches: 1},
 		{name: "denied", fetch: fails(errdefs.ErrPermissionDenied), damaged: true, fetches: 1, retry: repairLastRefused},
-		{name: "gone", fetch: fails(pull.FromRegistry(errdefs.ErrNotFound)), fetches: 1},
-		{name: "gone and pinned", pinned: true, fetch: fails(pull.FromRegistry(errdefs.ErrNotFound)), damaged: true, fetches: 1, retry: repairLastRefused},
+		{name: "gone", fetch: fails(pull.RegistryError{Err: errdefs.ErrNotFound}), fetches: 1},
+		{name: "gone and pinned", pinned: true, fetch: fails(pull.RegistryError{Err: errdefs.ErrNotFound}), damaged: true, fetches: 1, retry: repairLastRefused},
 		{name: "not found on the node", fetch: fails(errdefs.ErrNotFound), damaged: true, fetches: 1, retry: repairLastRefused},
 		{name: "unavailable at first", ready: true, fetches: 3, fetch: func(t *testing.T, d *deepNode, n int32, write func()) error {
 			if n < 3 {

@@ -5,14 +5,12 @@ import (
 	"maps"
 	"slices"
 
-	"github.com/containerd/containerd/v2/core/images"
 	"github.com/containerd/errdefs"
 	"github.com/containerd/log"
-	"github.com/containerd/platforms"
-	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/imagepin/imagepin/pkg/imagepin"
 	"github.com/imagepin/imagepin/pkg/imagepin/health"
+	"github.com/imagepin/imagepin/pkg/imagepin/internal/blobs"
 	"github.com/imagepin/imagepin/pkg/imagepin/store"
 )
 
@@ -58,8 +56,7 @@ func (r *Reconciler) hasTopLayer(ctx context.Context, e imagepin.Entry, have *he
 	if have.HasSnapshot(r.config.Runtimes().Default().Target.Snapshotter, e.ChainID) {
 		return true
 	}
-	desc := ocispec.Descriptor{MediaType: ocispec.MediaTypeImageManifest, Digest: e.Manifest} // Docker's has the same structure
-	m, err := images.Manifest(ctx, r.config.Content, desc, platforms.All)
+	m, err := blobs.Manifest(ctx, r.config.Content, e.Manifest)
 	return err == nil && len(m.Layers) > 0 && have.HasBlob(m.Layers[len(m.Layers)-1].Digest)
 }
 

@@ -10,6 +10,7 @@ import (
 
 	"github.com/imagepin/imagepin/internal/failpoint"
 	"github.com/imagepin/imagepin/pkg/imagepin/internal/lease"
+	"github.com/imagepin/imagepin/pkg/imagepin/internal/pause"
 )
 
 // Boots knows whether an earlier boot has left something. [durable.Boots] implements it.
@@ -72,10 +73,8 @@ func (l *leftovers) collect(ctx context.Context, release func(context.Context) e
 			return
 		}
 		log.G(ctx).WithError(err).Warn("cannot collect what pulls had unpacked before the boot, pulls wait until that succeeds")
-		select {
-		case <-ctx.Done():
+		if pause.Wait(ctx, l.retry) != nil {
 			return
-		case <-time.After(l.retry):
 		}
 	}
 }

@@ -362,35 +362,21 @@ func (p *repairs) repairOne(ctx context.Context, loss queued) (retry time.Durati
 	if p.isReady(loss.Loss) {
 		return 0
 	}
-	verified, recorded, err := p.verify(ctx, loss.Loss)
-	if err == nil && recorded {
+	verified, done, err := p.repairLocal(ctx, loss.Loss)
+	loss.Loss = verified
+	lacksPart := errors.As(err, new(notUnpacked)) && (errdefs.IsNotFound(err) || errdefs.IsFailedPrecondition(err))
+	switch {
+	case done == Recorded:
 		entry.Infof("key is ready again: %s", loss.Reason)
-		return 0
-	}
-	replaced := false
-	if loss.Loss = verified; err == nil && (loss.MissingDirectory || loss.DamagedFiles) {
-		replaced, err = p.removeUnusable(ctx, loss.Loss)
-		if loss.Unpackable = err == nil; errors.As(err, new(lacksLayers)) {
-			err = nil // they are fetched
-		}
-	}
-	if err != nil {
+	case done == Replaced:
+		entry.Infof("replaced the files of a snapshot: %s", loss.Reason)
+	case done == Unpacked:
+		entry.Infof("repaired key from local content: %s", loss.Reason)
+	case err != nil && !lacksPart:
 		return p.keepDamaged(ctx, loss.Loss, err, retryAfter(err))
 	}
-	if loss.Unpackable {
-		restored, err := p.unpack(ctx, loss.Loss)
-		if err == nil {
-			switch {
-			case replaced:
-				entry.Infof("replaced the files of a snapshot: %s", loss.Reason)
-			case restored:
-				entry.Infof("repaired key from local content: %s", loss.Reason)
-			}
-			return 0
-		}
-		if !errdefs.IsNotFound(err) && !errdefs.IsFailedPrecondition(err) {
-			return p.keepDamaged(ctx, loss.Loss, err, retryAfter(err))
-		}
+	if done != "" {
+		return 0
 	}
 	if moved, ok := p.forDefaultTarget(e); ok {
 		_, err := p.unpack(ctx, moved)

@@ -194,34 +194,9 @@ func (r repairer) removeUnused(ctx context.Context, e imagepin.Entry, seen store
 
 // repairLost makes a lost key ready from local content or, if that fails, from its registry.
 func (r repairer) repairLost(ctx context.Context, loss health.Loss) (Repaired, error) {
-	loss, recorded, err := r.verify(ctx, loss)
-	if err != nil {
-		return "", err
-	}
-	if recorded {
-		return Recorded, nil
-	}
-	replaced := false
-	if loss.MissingDirectory || loss.DamagedFiles {
-		replaced, err = r.removeUnusable(ctx, loss)
-		if err != nil && !errors.As(err, new(lacksLayers)) {
-			return "", err
-		}
-		loss.Unpackable = err == nil
-	}
-	if loss.Unpackable {
-		unpacked, err := r.unpack(ctx, loss)
-		if errdefs.IsNotFound(err) { // another tool may have removed a snapshot meanwhile: that is no reason to ask the registry
-			unpacked, err = r.unpack(ctx, loss)
-		}
-		switch {
-		case err == nil && !unpacked:
-			return Unneeded, nil
-		case err == nil && replaced:
-			return Replaced, nil
-		case err == nil:
-			return Unpacked, nil
-		}
+	loss, done, err := r.repairLocal(ctx, loss)
+	if done != "" || err != nil && !errors.As(err, new(notUnpacked)) {
+		return done, err
 	}
 	outcome, err := r.config.Puller.Repair(ctx, loss.Entry)
 	if err != nil {
@@ -237,6 +212,48 @@ func (r repairer) repairLost(ctx context.Context, loss health.Loss) (Repaired, e
 	}
 	return Recorded, nil
 }
+
+// repairLocal makes a lost key ready from local content, and returns how. done is empty if that is not sufficient. The error is
+// notUnpacked if the image could not be unpacked. It also returns what it has found about the loss.
+func (r repairer) repairLocal(ctx context.Context, loss health.Loss) (_ health.Loss, done Repaired, _ error) {
+	loss, recorded, err := r.verify(ctx, loss)
+	if err != nil {
+		return loss, "", err
+	}
+	if recorded {
+		return loss, Recorded, nil
+	}
+	replaced := false
+	if loss.MissingDirectory || loss.DamagedFiles {
+		replaced, err = r.removeUnusable(ctx, loss)
+		if err != nil && !errors.As(err, new(lacksLayers)) {
+			return loss, "", err
+		}
+		loss.Unpackable = err == nil
+	}
+	if !loss.Unpackable {
+		return loss, "", nil
+	}
+	unpacked, err := r.unpack(ctx, loss)
+	if errdefs.IsNotFound(err) { // another tool may have removed a snapshot meanwhile: that is no reason to ask the registry
+		unpacked, err = r.unpack(ctx, loss)
+	}
+	switch {
+	case err != nil:
+		return loss, "", notUnpacked{err}
+	case !unpacked:
+		return loss, Unneeded, nil
+	case replaced:
+		return loss, Replaced, nil
+	}
+	return loss, Unpacked, nil
+}
+
+// notUnpacked is the error of an image that could not be unpacked from local content.
+type notUnpacked struct{ error }
+
+// Unwrap returns the error.
+func (e notUnpacked) Unwrap() error { return e.error }
 
 // verify looks again at a key that was damaged before. It records the key if nothing is wrong, and otherwise returns what is.
 func (r repairer) verify(ctx context.Context, loss health.Loss) (_ health.Loss, recorded bool, _ error) {

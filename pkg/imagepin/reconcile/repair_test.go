@@ -117,10 +117,10 @@ func TestRepairKeepsWhatIsReadyAgain(t *testing.T) {
 	}{
 		{"denied", errdefs.ErrPermissionDenied, false, false, Kept},
 		{"unreachable", errdefs.ErrUnavailable, false, false, Unreachable},
-		{"gone", pull.FromRegistry(errdefs.ErrNotFound), false, false, Dropped},
-		{"gone and pinned", pull.FromRegistry(errdefs.ErrNotFound), true, false, Kept},
+		{"gone", pull.RegistryError{Err: errdefs.ErrNotFound}, false, false, Dropped},
+		{"gone and pinned", pull.RegistryError{Err: errdefs.ErrNotFound}, true, false, Kept},
 		{"pulled meanwhile", errdefs.ErrPermissionDenied, false, true, Recorded},
-		{"gone, pulled meanwhile", pull.FromRegistry(errdefs.ErrNotFound), false, true, Recorded},
+		{"gone, pulled meanwhile", pull.RegistryError{Err: errdefs.ErrNotFound}, false, true, Recorded},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			d := newDeepNode(t)

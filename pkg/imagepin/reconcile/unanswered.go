@@ -14,6 +14,7 @@ import (
 	"github.com/opencontainers/go-digest"
 
 	"github.com/imagepin/imagepin/pkg/imagepin/health"
+	"github.com/imagepin/imagepin/pkg/imagepin/internal/pause"
 )
 
 // answerTimeout limits how long Run waits for an answer of a snapshotter, as the inventory does.
@@ -99,16 +100,14 @@ func (u *unanswered) isSilent(snapshotter string) bool {
 
 // run asks a snapshotter about its snapshots until it has answered about all of them.
 func (u *unanswered) run(ctx context.Context, snapshotter string) {
-	for pause := repairFirst; ; pause = min(2*pause, repairLast) {
+	for delay := repairFirst; ; delay = pause.Next(delay, repairFirst, repairLast) {
 		names := u.remaining(snapshotter)
 		if len(names) == 0 {
 			return
 		}
-		select {
-		case <-ctx.Done():
+		if pause.Wait(ctx, delay) != nil {
 			u.forget(snapshotter)
 			return
-		case <-time.After(pause):
 		}
 		for _, name := range names {
 			s := snapshot{snapshotter, name}

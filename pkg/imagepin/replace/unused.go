@@ -14,6 +14,7 @@ import (
 
 	"github.com/imagepin/imagepin/pkg/imagepin"
 	"github.com/imagepin/imagepin/pkg/imagepin/internal/family"
+	"github.com/imagepin/imagepin/pkg/imagepin/internal/pause"
 	"github.com/imagepin/imagepin/pkg/imagepin/store"
 )
 
@@ -67,10 +68,8 @@ func (j *job) mountPoints(ctx context.Context) ([]string, error) {
 		if err != nil || len(points) == 0 || !time.Now().Before(end) {
 			return points, err
 		}
-		select {
-		case <-time.After(settlePoll):
-		case <-ctx.Done():
-			return nil, ctx.Err()
+		if err := pause.Wait(ctx, settlePoll); err != nil {
+			return nil, err
 		}
 	}
 }

@@ -66,7 +66,7 @@ func (a answer) unavailable() bool { return isUnavailable(a.status) }
 func describeAll(answers []answer) []string {
 	all := make([]string, len(answers))
 	for i, a := range answers {
-		all[i] = Redact(describeAnswer(a.request, a.status, a.err))
+		all[i] = redact(describeAnswer(a.request, a.status, a.err))
 	}
 	return slices.Compact(all) // containerd repeats a request
 }

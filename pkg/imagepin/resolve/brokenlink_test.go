@@ -62,7 +62,7 @@ func TestBrokenLink(t *testing.T) {
 					}
 					const size = 10 * mib
 					fetchAll(t, s, session, s.add(size), consume(nil))
-					if got := session.Bytes(); got != size {
+					if got := session.traffic.bytes.Load(); got != size {
 						t.Errorf("received %d bytes, want %d", got, size)
 					}
 					if connections < 10 {
@@ -127,12 +127,12 @@ func TestSilentLink(t *testing.T) {
 				}()
 				select {
 				case err := <-done:
-					if each == 0 || err != nil || session.Bytes() != size {
-						t.Errorf("got %v and %d bytes, want %d", err, session.Bytes(), size)
+					if each == 0 || err != nil || session.traffic.bytes.Load() != size {
+						t.Errorf("got %v and %d bytes, want %d", err, session.traffic.bytes.Load(), size)
 					}
 				case <-stalled:
 					if each > 0 {
-						t.Errorf("the pull stalled after %d bytes and %d connections", session.Bytes(), connections)
+						t.Errorf("the pull stalled after %d bytes and %d connections", session.traffic.bytes.Load(), connections)
 					}
 					cancel()
 					<-done
@@ -159,8 +159,8 @@ func TestThrottledLinkIsNotSilent(t *testing.T) {
 		rc := openBlob(t, ctx, session, s.add(size))
 		defer func() { _ = rc.Close() }()
 		began := time.Now()
-		if _, err := io.Copy(io.Discard, rc); err != nil || session.Bytes() != size || connections != 1 {
-			t.Errorf("got %v and %d bytes over %d connections, want %d over 1", err, session.Bytes(), connections, size)
+		if _, err := io.Copy(io.Discard, rc); err != nil || session.traffic.bytes.Load() != size || connections != 1 {
+			t.Errorf("got %v and %d bytes over %d connections, want %d over 1", err, session.traffic.bytes.Load(), connections, size)
 		}
 		if took := time.Since(began); took < 15*time.Minute {
 			t.Errorf("took %s: the rate is not limited", took)
@@ -192,7 +192,7 @@ func TestBrokenLinkWithoutRanges(t *testing.T) {
 		}
 		const size = 2 * mib
 		fetchAll(t, s, session, s.add(size), consume(nil))
-		if got := session.Bytes(); got <= size+mib-10*kib || got > size+mib+300 {
+		if got := session.traffic.bytes.Load(); got <= size+mib-10*kib || got > size+mib+300 {
 			t.Errorf("received %d bytes, want %d and what came over the first connection", got, size)
 		}
 	})

@@ -44,7 +44,7 @@ func TestCredentialFor(t *testing.T) {
 		"server is not a URL":            {Credential{Username: "u", Password: secret, ServerAddress: "https://u:" + secret + "@%zz"}, "h", "", "", true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			user, got, err := c.credential.For(c.host)
+			user, got, err := c.credential.forHost(c.host)
 			if (err != nil) != c.fails || user != c.user || got != c.secret {
 				t.Errorf("got %q, %q, %v, want %q, %q", user, got, err, c.user, c.secret)
 			}

@@ -25,7 +25,7 @@ const (
 	cutField = "fields.cut"
 )
 
-// withRedactedLog sets a logger for containerd's resolver that redacts all values with [Redact], and then logs them
+// withRedactedLog sets a logger for containerd's resolver that redacts all values with [redact], and then logs them
 // with the logger of ctx. The resolver logs the errors of every host that it tries.
 //
 // The logger of ctx formats and writes the entries with its own hooks and settings, which can change meanwhile. A
@@ -61,7 +61,7 @@ func (forwardHook) Levels() []logrus.Level { return logrus.AllLevels }
 func (h forwardHook) Fire(e *logrus.Entry) error {
 	clean := e.Dup()
 	clean.Logger = h.to
-	message := imagepin.Bound(Redact(e.Message), maxMessage)
+	message := imagepin.Bound(redact(e.Message), maxMessage)
 	clean.Data = cleanFields(e.Data, maxLogged-len(message))
 	clean.Log(e.Level, message)
 	return nil
@@ -115,6 +115,6 @@ func cleanValue(value any) (clean any, size int) {
 	if kind := reflect.TypeOf(value).Kind(); kind >= reflect.Bool && kind <= reflect.Complex128 {
 		return value, len(text)
 	}
-	text = imagepin.Bound(Redact(text), maxLogged)
+	text = imagepin.Bound(redact(text), maxLogged)
 	return text, len(text)
 }

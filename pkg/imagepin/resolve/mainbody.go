@@ -16,6 +16,7 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/imagepin/imagepin/pkg/imagepin/internal/errno"
+	"github.com/imagepin/imagepin/pkg/imagepin/internal/pause"
 )
 
 const (
@@ -246,7 +247,7 @@ func (m *mainBody) waitForNetwork() bool {
 	wait := minWait << m.away
 	m.away++
 	log.G(m.ctx).WithField("wait", wait).Info("waiting for the network before the next request for a blob")
-	return m.pause(wait)
+	return pause.Wait(m.ctx, wait) == nil
 }
 
 // short returns the error of a body that ended too early.
@@ -266,19 +267,7 @@ func (m *mainBody) wait(want time.Duration) bool {
 		return false
 	}
 	log.G(m.ctx).WithField("wait", want).Info("waiting before the next request for a blob, as its server is busy")
-	return m.pause(want)
-}
-
-// pause waits. It reports whether the body is still needed.
-func (m *mainBody) pause(d time.Duration) bool {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return true
-	case <-m.ctx.Done():
-		return false
-	}
+	return pause.Wait(m.ctx, want) == nil
 }
 
 // moveTo sets the offset of the next byte. If the body is open and before the offset, it discards the bytes up to there.

@@ -12,9 +12,9 @@ import (
 // registries are often signed, and the signature is in the query.
 var urlPattern = regexp.MustCompile(`(https?:\\?/\\?/)([^\s"/?#]*@)?([^\s"'<>?#]*)([?#][^\s"]*)?`)
 
-// Redact removes user information, queries and fragments from the URLs in text. It leaves the rest unchanged, including
+// redact removes user information, queries and fragments from the URLs in text. It leaves the rest unchanged, including
 // the backslash before a quote after a URL in text that is already quoted.
-func Redact(text string) string {
+func redact(text string) string {
 	return urlPattern.ReplaceAllStringFunc(text, func(found string) string {
 		found, escape := cutEscape(found)
 		parts := urlPattern.FindStringSubmatch(found)
@@ -32,13 +32,13 @@ func cutEscape(found string) (rest, escape string) {
 	return rest, found[len(rest):]
 }
 
-// RedactError returns err with a text that is redacted by [Redact] and not longer than [imagepin.MaxErrorText].
+// RedactError returns err with a text that is redacted by [redact] and not longer than [imagepin.MaxErrorText].
 func RedactError(err error) error {
 	if err == nil {
 		return nil
 	}
 	text := err.Error()
-	if clean := imagepin.Bound(Redact(text), imagepin.MaxErrorText); clean != text {
+	if clean := imagepin.Bound(redact(text), imagepin.MaxErrorText); clean != text {
 		return redacted{text: clean, err: err}
 	}
 	return err

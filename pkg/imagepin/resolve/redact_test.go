@@ -33,7 +33,7 @@ func TestRedact(t *testing.T) {
 		`Get "http://h/p"\nCheck`:                `Get "http://h/p"\nCheck`,
 		`at http://h/p\nCheck the network`:       `at http://h/p\nCheck the network`,
 	} {
-		if got := Redact(in); got != want {
+		if got := redact(in); got != want {
 			t.Errorf("%q: got %q, want %q", in, got, want)
 		}
 	}

@@ -178,7 +178,7 @@ func (r *Resolver) authorizedHosts(registry string, c Credential, t *traffic) ([
 				if err != nil {
 					return "", "", err
 				}
-				return effective.For(host)
+				return effective.forHost(host)
 			}),
 			docker.WithAuthHeader(headers),
 		)
@@ -382,6 +382,3 @@ func (s *Session) Source(d digest.Digest) (host string) {
 	})
 	return host
 }
-
-// Bytes returns the number of bytes that the session has received.
-func (s *Session) Bytes() int64 { return s.traffic.bytes.Load() }

@@ -56,8 +56,8 @@ func TestResolveAndFetch(t *testing.T) {
 	if seen := a.seen(); !slices.Equal(seen, want) {
 		t.Errorf("got requests %v, want %v", seen, want)
 	}
-	if got.Session.Bytes() < int64(len(b)) {
-		t.Errorf("session has %d bytes, want at least %d", got.Session.Bytes(), len(b))
+	if got.Session.traffic.bytes.Load() < int64(len(b)) {
+		t.Errorf("session has %d bytes, want at least %d", got.Session.traffic.bytes.Load(), len(b))
 	}
 	if n := got.Session.traffic.active.Load(); n != 0 {
 		t.Errorf("got %d open requests after the end, want 0", n)

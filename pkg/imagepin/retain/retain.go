@@ -9,10 +9,8 @@ import (
 	"sync"
 
 	"github.com/containerd/containerd/v2/core/content"
-	"github.com/containerd/containerd/v2/core/images"
 	"github.com/containerd/containerd/v2/core/leases"
 	"github.com/containerd/errdefs"
-	"github.com/containerd/platforms"
 	"github.com/distribution/reference"
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
@@ -20,6 +18,7 @@ import (
 
 	"github.com/imagepin/imagepin/internal/failpoint"
 	"github.com/imagepin/imagepin/pkg/imagepin"
+	"github.com/imagepin/imagepin/pkg/imagepin/internal/blobs"
 	"github.com/imagepin/imagepin/pkg/imagepin/internal/lease"
 )
 
@@ -198,9 +197,7 @@ func (r *Retainer) manifest(ctx context.Context, e imagepin.Entry) (m ocispec.Ma
 		return m, fmt.Errorf("retain %s: content of %s is gone: %w", e.Root.Digest, e.Key, errdefs.ErrNotFound)
 	}
 	if err == nil {
-		// Docker manifests have the same structure.
-		desc := ocispec.Descriptor{MediaType: ocispec.MediaTypeImageManifest, Digest: e.Manifest}
-		m, err = images.Manifest(ctx, r.config.Content, desc, platforms.All)
+		m, err = blobs.Manifest(ctx, r.config.Content, e.Manifest)
 	}
 	if err != nil {
 		return m, fmt.Errorf("retain %s: %w: %w", e.Root.Digest, errUnreadable, err)
@@ -215,12 +212,12 @@ func (r *Retainer) resources(ctx context.Context, e imagepin.Entry) ([]leases.Re
 	if err != nil {
 		return nil, err
 	}
-	blobs := []digest.Digest{e.Root.Digest, e.Manifest, m.Config.Digest}
+	digests := []digest.Digest{e.Root.Digest, e.Manifest, m.Config.Digest}
 	for _, l := range m.Layers {
-		blobs = append(blobs, l.Digest)
+		digests = append(digests, l.Digest)
 	}
 	var all []leases.Resource
-	for _, d := range blobs {
+	for _, d := range digests {
 		// A lease accepts a resource that does not exist, but then does not hold it.
 		if _, err := r.config.Content.Info(ctx, d); err == nil {
 			all = append(all, leases.Resource{ID: d.String(), Type: "content"})

@@ -175,7 +175,7 @@ func id(name string) pin.ID { return pin.ID{Scope: policy.NodeScope, Ref: repo +
 // pin pins a tag to the root of an entry and retains it.
 func (e *env) pin(name string, entry imagepin.Entry) {
 	e.t.Helper()
-	if _, err := e.pins.Make(e.ctx, id(name), entry.Root, pin.ByOperator, true); err != nil {
+	if _, err := e.pins.MakeForNamespace(e.ctx, "", id(name), entry.Root, pin.ByOperator, true); err != nil {
 		e.t.Fatal(err)
 	}
 }

@@ -10,7 +10,7 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin"
 )
 
-// maxKeysPerRecord is the default of [Config.MaxKeysPerRecord]. containerd writes all labels of a record when one of them
+// maxKeysPerRecord is the default of [Config.KeysARecord]. containerd writes all labels of a record when one of them
 // changes, so without a limit each new tag of a digest with a thousand tags would write a thousand labels.
 const maxKeysPerRecord = 16
 

@@ -7,8 +7,6 @@ import (
 	"strings"
 
 	"github.com/containerd/containerd/v2/core/content"
-	"github.com/containerd/containerd/v2/core/leases"
-	"github.com/containerd/errdefs"
 	"github.com/opencontainers/go-digest"
 
 	"github.com/imagepin/imagepin/pkg/imagepin/internal/blobs"
@@ -62,16 +60,12 @@ func (m *Meter) readContent(ctx context.Context) (map[digest.Digest]blob, error)
 	return all, nil
 }
 
-// add adds blobs and what they reference, as containerd's garbage collection does.
+// add adds blobs and what they reference.
 func (n need) add(all map[digest.Digest]blob, roots ...digest.Digest) {
-	for _, d := range roots {
-		b, ok := all[d]
-		if !ok || n.blobs[d] {
-			continue
-		}
-		n.blobs[d] = true
-		n.add(all, b.refs...)
-	}
+	blobs.AddBelow(n.blobs, true, func(d digest.Digest) ([]digest.Digest, bool) {
+		b, recorded := all[d]
+		return b.refs, recorded
+	}, roots...)
 }
 
 // addReferenced adds the snapshots that the blobs reference.
@@ -121,12 +115,9 @@ func (m *Meter) keptByOthers(ctx context.Context, images []store.Image, all map[
 	}
 	held := make(map[snapshot]bool)
 	for _, l := range retained {
-		resources, err := m.config.Leases.ListResources(ctx, leases.Lease{ID: l.ID})
-		if errdefs.IsNotFound(err) {
-			continue // it was deleted concurrently
-		}
+		resources, err := lease.Resources(ctx, m.config.Leases, l)
 		if err != nil {
-			return need{}, fmt.Errorf("list resources of lease %s: %w", l.ID, err)
+			return need{}, err
 		}
 		for _, r := range resources {
 			if name, ok := strings.CutPrefix(r.Type, snapshotType); ok {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"io"
 
 	"github.com/containerd/containerd/v2/core/content"
 	"github.com/containerd/errdefs"
@@ -15,9 +14,6 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin"
 )
 
-// maxMetadata limits manifests and configurations that are read, in bytes. containerd's limit is the same.
-const maxMetadata = 8 << 20
-
 // Layers are the layers of an image, lowest first. All slices have the same length.
 type Layers struct {
 	Blobs             []ocispec.Descriptor
@@ -27,12 +23,14 @@ type Layers struct {
 // LayersOf reads the layers of an entry's image from its manifest and its configuration. It fails with ErrNotFound if one of these is
 // not on the node, with a [Damage], and with ErrFailedPrecondition if they have no layers, or others than the entry.
 func LayersOf(ctx context.Context, cs content.Provider, e imagepin.Entry) (l Layers, _ error) {
-	var manifest ocispec.Manifest
-	if err := readJSON(ctx, cs, e.Manifest, &manifest); err != nil {
+	manifest, err := Manifest(ctx, cs, e.Manifest)
+	if err != nil {
 		return l, fmt.Errorf("manifest: %w", err)
 	}
 	var config ocispec.Image
-	if err := readJSON(ctx, cs, e.ImageID, &config); err != nil {
+	if b, err := Read(ctx, cs, ocispec.Descriptor{Digest: e.ImageID}); err != nil {
+		return l, fmt.Errorf("configuration: %w", err)
+	} else if err := json.Unmarshal(b, &config); err != nil {
 		return l, fmt.Errorf("configuration: %w", err)
 	}
 	for _, d := range config.RootFS.DiffIDs {
@@ -46,23 +44,4 @@ func LayersOf(ctx context.Context, cs content.Provider, e imagepin.Entry) (l Lay
 		return l, fmt.Errorf("manifest %s and configuration %s have other layers than snapshot %s: %w", e.Manifest, e.ImageID, e.ChainID, errdefs.ErrFailedPrecondition)
 	}
 	return l, nil
-}
-
-func readJSON(ctx context.Context, cs content.Provider, d digest.Digest, v any) error {
-	blob, err := cs.ReaderAt(ctx, ocispec.Descriptor{Digest: d})
-	if err != nil {
-		return err
-	}
-	defer blob.Close()
-	if blob.Size() > maxMetadata {
-		return fmt.Errorf("%s has %d bytes: %w", d, blob.Size(), errdefs.ErrInvalidArgument)
-	}
-	b := make([]byte, blob.Size())
-	if _, err := io.ReadFull(content.NewReader(blob), b); err != nil {
-		return err
-	}
-	if d.Algorithm().FromBytes(b) != d {
-		return &Damage{Digest: d, Problem: "does not match its digest"}
-	}
-	return json.Unmarshal(b, v)
 }

@@ -57,3 +57,17 @@ func (r Refs) All() []digest.Digest { return slices.Concat(r.Layers, r.Typed, r.
 func (r Refs) have(d digest.Digest) bool {
 	return slices.Contains(r.Typed, d) || slices.Contains(r.Untyped, d) || slices.Contains(r.Layers, d)
 }
+
+// AddBelow adds recorded blobs with a value to a map, and at any depth what they reference, as containerd's garbage collection
+// follows it. It does not change what the map has. refs returns what a blob references, and whether it is recorded.
+func AddBelow[V any](to map[digest.Digest]V, value V, refs func(digest.Digest) (_ []digest.Digest, recorded bool), from ...digest.Digest) {
+	for _, d := range from {
+		if _, has := to[d]; has {
+			continue
+		}
+		if below, recorded := refs(d); recorded {
+			to[d] = value
+			AddBelow(to, value, refs, below...)
+		}
+	}
+}

@@ -10,8 +10,8 @@ import (
 	"sync"
 )
 
-// ErrAbandoned is the cause of the work's context when its last caller has gone.
-var ErrAbandoned = errors.New("no caller is left")
+// errAbandoned is the cause of the work's context when its last caller has gone.
+var errAbandoned = errors.New("no caller is left")
 
 // Group runs work once per key at a time. The zero value is ready for use.
 type Group[T any] struct {
@@ -71,7 +71,7 @@ func (g *Group[T]) do(ctx context.Context, key string, keep bool, work func(cont
 		if g.calls[key] == c {
 			delete(g.calls, key)
 		}
-		c.cancel(ErrAbandoned)
+		c.cancel(errAbandoned)
 		g.mu.Unlock()
 		// The last caller waits for the end of the work, so that nothing of it is left when the call returns.
 		<-c.done

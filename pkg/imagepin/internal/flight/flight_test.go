@@ -71,8 +71,8 @@ func TestWorkEndsWithItsLastCaller(t *testing.T) {
 		if err := <-two; !errors.Is(err, context.Canceled) {
 			t.Errorf("second caller: got %v, want context.Canceled", err)
 		}
-		if !errors.Is(cause, ErrAbandoned) {
-			t.Errorf("the work ended with %v, want %v", cause, ErrAbandoned)
+		if !errors.Is(cause, errAbandoned) {
+			t.Errorf("the work ended with %v, want %v", cause, errAbandoned)
 		}
 	})
 }

@@ -42,6 +42,15 @@ func Retained(ctx context.Context, manager leases.Manager) ([]leases.Lease, erro
 	return all, nil
 }
 
+// Resources returns what a lease holds: nothing if it was deleted concurrently.
+func Resources(ctx context.Context, manager leases.Manager, l leases.Lease) ([]leases.Resource, error) {
+	held, err := manager.ListResources(ctx, l)
+	if err != nil && !errdefs.IsNotFound(err) {
+		return nil, fmt.Errorf("list resources of lease %s: %w", l.ID, err)
+	}
+	return held, nil
+}
+
 // ofCall reports whether a lease exists only during a call.
 func ofCall(l leases.Lease) bool {
 	switch Purpose(l.Labels[imagepin.LeaseLabel]) {

@@ -26,10 +26,10 @@ const Resume Purpose = "resume"
 const (
 	// ResumeExpiration is how long a lease with the purpose [Resume] holds content.
 	ResumeExpiration = 24 * time.Hour
-	// MaxResumed is the maximum size in bytes of what all leases with the purpose [Resume] hold.
-	MaxResumed = 8 << 30
-	// BootLabel is the label with the ID of the boot in which a pull wrote what its lease holds.
-	BootLabel = imagepin.LabelPrefix + "boot"
+	// maxResumed is the maximum size in bytes of what all leases with the purpose [Resume] hold.
+	maxResumed = 8 << 30
+	// bootLabel is the label with the ID of the boot in which a pull wrote what its lease holds.
+	bootLabel = imagepin.LabelPrefix + "boot"
 
 	// beginning is the maximum time that containerd needs to give a write its name.
 	beginning = time.Minute
@@ -53,13 +53,13 @@ type Resumes struct {
 // NewResumes returns a Resumes.
 func NewResumes(m leases.Manager, cs content.Store) *Resumes {
 	// Without a boot ID, nothing of a killed pull is kept.
-	return &Resumes{leases: m, content: cs, max: MaxResumed, boot: durable.BootID()}
+	return &Resumes{leases: m, content: cs, max: maxResumed, boot: durable.BootID()}
 }
 
 // With is [With] for a pull. If fn fails and keep reports that its content can be used, another lease holds what fn has fetched until
 // it expires. kept reports whether there is one.
 func (r *Resumes) With(ctx context.Context, fn func(context.Context) error, keep func(error) bool) (kept bool, _ error) {
-	err := withLabels(ctx, r.leases, map[string]string{imagepin.LeaseLabel: string(Pull), BootLabel: r.boot}, func(ctx context.Context) error {
+	err := withLabels(ctx, r.leases, map[string]string{imagepin.LeaseLabel: string(Pull), bootLabel: r.boot}, func(ctx context.Context) error {
 		err := fn(ctx)
 		if err == nil || !keep(err) {
 			return err
@@ -87,7 +87,7 @@ func (r *Resumes) keep(ctx context.Context, pull leases.Lease, writes bool) (kep
 		return false, nil
 	}
 	l, err := r.leases.Create(ctx, leases.WithRandomID(), leases.WithExpiration(ResumeExpiration), leases.WithLabels(map[string]string{
-		imagepin.LeaseLabel: string(Resume), BootLabel: r.boot, flatLabel: time.Now().UTC().Format(time.RFC3339),
+		imagepin.LeaseLabel: string(Resume), bootLabel: r.boot, flatLabel: time.Now().UTC().Format(time.RFC3339),
 	}))
 	if err != nil {
 		return false, fmt.Errorf("create a lease: %w", err)
@@ -102,14 +102,8 @@ func (r *Resumes) keep(ctx context.Context, pull leases.Lease, writes bool) (kep
 
 // resources returns the blobs and the writes that a lease holds. Snapshots are not among them.
 func (r *Resumes) resources(ctx context.Context, l leases.Lease) ([]leases.Resource, error) {
-	all, err := r.leases.ListResources(ctx, l)
-	if errdefs.IsNotFound(err) {
-		return nil, nil // it was deleted concurrently
-	}
-	if err != nil {
-		return nil, fmt.Errorf("list resources of lease %s: %w", l.ID, err)
-	}
-	return slices.DeleteFunc(all, func(r leases.Resource) bool { return r.Type != blobType && r.Type != ingestType }), nil
+	all, err := Resources(ctx, r.leases, l)
+	return slices.DeleteFunc(all, func(r leases.Resource) bool { return r.Type != blobType && r.Type != ingestType }), err
 }
 
 // bound deletes the leases that hold nothing which the newest one does not, and the oldest ones as long as all hold too much.
@@ -330,10 +324,10 @@ func (r *Resumes) KeepLeftovers(ctx context.Context, records images.Store) error
 	}
 	var recorded map[digest.Digest]bool
 	for _, l := range all {
-		if l.Labels[BootLabel] == "" {
+		if l.Labels[bootLabel] == "" {
 			continue // not of a pull from a registry
 		}
-		same := l.Labels[BootLabel] == r.boot
+		same := l.Labels[bootLabel] == r.boot
 		if !same {
 			if err := r.deleteWrites(ctx, l); err != nil {
 				return err

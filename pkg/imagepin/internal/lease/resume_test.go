@@ -161,9 +161,9 @@ func TestKeepLeftovers(t *testing.T) {
 	n := ctdtest.New(t)
 	r, ctx := NewResumes(n.Leases, n.Content), n.Context(t)
 	for name, labels := range map[string]map[string]string{
-		"now":     {imagepin.LeaseLabel: string(Pull), BootLabel: r.boot},
-		"before":  {imagepin.LeaseLabel: string(Pull), BootLabel: "an earlier boot"},
-		"failed":  {imagepin.LeaseLabel: string(Resume), BootLabel: "an earlier boot"},
+		"now":     {imagepin.LeaseLabel: string(Pull), bootLabel: r.boot},
+		"before":  {imagepin.LeaseLabel: string(Pull), bootLabel: "an earlier boot"},
+		"failed":  {imagepin.LeaseLabel: string(Resume), bootLabel: "an earlier boot"},
 		"applied": {imagepin.LeaseLabel: string(Pull)},
 	} {
 		opts := []leases.Opt{leases.WithID(name), leases.WithLabels(labels)}
@@ -238,7 +238,7 @@ func TestNothingIsKeptOfARecordedImage(t *testing.T) {
 	img := all.Image("linux/amd64", "a", nil)
 	for _, name := range []string{"recorded", "not recorded"} {
 		id := strings.ReplaceAll(name, " ", "-")
-		if _, err := n.Leases.Create(ctx, leases.WithID(id), leases.WithLabels(map[string]string{imagepin.LeaseLabel: string(Pull), BootLabel: r.boot})); err != nil {
+		if _, err := n.Leases.Create(ctx, leases.WithID(id), leases.WithLabels(map[string]string{imagepin.LeaseLabel: string(Pull), bootLabel: r.boot})); err != nil {
 			t.Fatal(err)
 		}
 		leased := leases.WithLease(ctx, id)

@@ -7,14 +7,15 @@ import (
 
 	"github.com/containerd/log"
 
+	"github.com/imagepin/imagepin/pkg/imagepin/internal/pause"
 	"github.com/imagepin/imagepin/pkg/imagepin/pin"
 )
 
 const (
 	// settlePeriod is how often provisional pins are claimed. The client of the API waits longer after failures.
 	settlePeriod = 10 * time.Second
-	// maxPause is the longest pause between two attempts to claim a pin that waits. The first is settlePeriod, and each is
-	// twice as long as the one before it: the API server also refuses requests when it has just started.
+	// maxPause is the longest pause between two attempts to claim a pin that waits. The first is settlePeriod: the API server
+	// also refuses requests when it has just started.
 	maxPause = 5 * time.Minute
 )
 
@@ -73,7 +74,7 @@ func (s *settler) once(ctx context.Context) {
 			failed = true
 			continue
 		}
-		w.pause = min(max(2*w.pause, settlePeriod), maxPause)
+		w.pause = pause.Next(w.pause, settlePeriod, maxPause)
 		w.until = time.Now().Add(w.pause)
 		if still[id] = w; !waited {
 			entry.Warn("a provisional pin is claimed when another pod of its revision starts, or when the cause is removed")

@@ -5,6 +5,8 @@ import (
 	"time"
 
 	"k8s.io/apimachinery/pkg/util/wait"
+
+	"github.com/imagepin/imagepin/pkg/imagepin/internal/pause"
 )
 
 const (
@@ -75,7 +77,7 @@ func (b *breaker) fail(p pass, f *failure) (first bool) {
 		return false
 	}
 	first = b.failure == nil
-	b.failure, b.pause, b.probing = f, min(max(2*b.pause, firstPause), maxPause), false
+	b.failure, b.pause, b.probing = f, pause.Next(b.pause, firstPause, maxPause), false
 	b.until = b.now().Add(wait.Jitter(b.pause, pauseJitter))
 	b.epoch++
 	return first

@@ -19,6 +19,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/imagepin/imagepin/api/v1alpha1"
+	"github.com/imagepin/imagepin/pkg/imagepin/internal/pause"
 )
 
 // codecs has the types of all requests and responses.
@@ -142,14 +143,7 @@ func sleep(ctx context.Context, d time.Duration) error {
 		// Half of the time that is left is for the request.
 		spread = min(spread, (left-d)/2)
 	}
-	timer := time.NewTimer(d + rand.N(spread+1))
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	}
+	return pause.Wait(ctx, d+rand.N(spread+1))
 }
 
 // maxResponse is the maximum size of a response, in bytes. etcd stores objects of up to 1.5 MiB, in a format that is
