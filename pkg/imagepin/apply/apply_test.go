@@ -346,7 +346,7 @@ func TestRollbackToBundle(t *testing.T) {
 		t.Errorf("lock %+v, made %d", e.Status().Current, len(e.machine.made))
 	}
 	for _, l := range e.machine.made {
-		if !l.OnNode {
+		if l.From == pull.FromRegistry {
 			t.Errorf("a registry may be asked for %s", l.Ref)
 		}
 	}
@@ -354,12 +354,12 @@ func TestRollbackToBundle(t *testing.T) {
 	clear(e.machine.entries)
 	e.machine.made = nil
 	e.machine.make = func(_ context.Context, l pull.Locked) error {
-		if l.OnNode && len(e.machine.made) == 1 {
+		if l.From != pull.FromRegistry && len(e.machine.made) == 1 {
 			return errdefs.ErrNotFound
 		}
 		return nil
 	}
-	if noError(t, e.complete(e.ctx)); e.machine.made[0].OnNode == e.machine.made[1].OnNode {
+	if noError(t, e.complete(e.ctx)); (e.machine.made[0].From == pull.FromRegistry) == (e.machine.made[1].From == pull.FromRegistry) {
 		t.Errorf("made %+v", e.machine.made)
 	}
 }
@@ -389,7 +389,7 @@ func TestRetainedNeedsNoRegistry(t *testing.T) {
 				clear(e.machine.entries) // by kubelet, while the registry is down
 				e.machine.made = nil
 				e.machine.make = func(_ context.Context, l pull.Locked) error {
-					if l.OnNode {
+					if l.From != pull.FromRegistry {
 						return lost
 					}
 					return nil
@@ -398,11 +398,11 @@ func TestRetainedNeedsNoRegistry(t *testing.T) {
 				var asked, made int
 				for _, l := range e.machine.made {
 					if _, digested := l.Ref.(reference.Digested); digested {
-						if made++; !l.OnNode {
+						if made++; l.From == pull.FromRegistry {
 							asked++
 						}
 					}
-					if l.Imported {
+					if l.From == pull.FromBundle {
 						t.Errorf("%s is imported", l.Ref)
 					}
 				}

@@ -7,6 +7,7 @@ import (
 
 	"github.com/imagepin/imagepin/pkg/imagepin"
 	"github.com/imagepin/imagepin/pkg/imagepin/lock"
+	"github.com/imagepin/imagepin/pkg/imagepin/pull"
 )
 
 // copied returns an image of a lock that was copied to another repository.
@@ -41,7 +42,7 @@ func TestCopiedImage(t *testing.T) {
 			if got := e.source("registry.example/app:1"); got != want {
 				t.Errorf("the tag is %q, want %q", got, want)
 			}
-			if tag := e.machine.made[len(e.machine.made)-1]; !tag.OnNode || tag.Ref.String() != "registry.example/app:1" {
+			if tag := e.machine.made[len(e.machine.made)-1]; tag.From == pull.FromRegistry || tag.Ref.String() != "registry.example/app:1" {
 				t.Errorf("a registry is asked for %s", tag.Ref)
 			}
 		})

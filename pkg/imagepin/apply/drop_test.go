@@ -202,7 +202,7 @@ func TestDroppedBundles(t *testing.T) {
 		t.Error("the manifest was not imported")
 	}
 	for _, l := range e.machine.made {
-		if !l.OnNode {
+		if l.From == pull.FromRegistry {
 			t.Errorf("%s: a registry is asked", l.Ref)
 		}
 	}

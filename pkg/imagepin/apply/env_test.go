@@ -99,7 +99,7 @@ func (m *machine) MakeLocked(ctx context.Context, l pull.Locked) (pull.Pulled, e
 	e := imagepin.Entry{
 		Key: imagepin.Key{Ref: l.Ref.String(), Target: l.Runtime.Target}, Root: l.Root, ImageID: imageID(l.Root.Digest), Source: imagepin.SourcePull,
 	}
-	if l.Imported {
+	if l.From == pull.FromBundle {
 		e.Source = imagepin.SourceImported
 	}
 	m.mu.Lock()

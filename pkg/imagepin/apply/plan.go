@@ -52,9 +52,8 @@ func (s *sizes) set(d digest.Digest, size int64) error {
 type job struct {
 	image   lock.Image
 	runtime runtimeplatform.Runtime
-	// onNode reports that its content is in the bundle, or retained for a lock of the node. imported reports that it came from a
-	// bundle.
-	onNode, imported bool
+	// from is where its content comes from. The content of a lock of the node is retained.
+	from pull.From
 	// offered reports that the image is known to be published for the platform. Without it, the platform may be missing.
 	offered bool
 }
@@ -130,9 +129,13 @@ func (a *Applier) plan(ctx context.Context, r Request) (*plan, error) {
 		} else if r.Bundle != nil {
 			return nil, absentImage(i)
 		}
-		like := job{image: i, onNode: r.Bundle != nil, imported: r.Bundle != nil}
-		if of, ok := retained[i.Ref.String()]; ok && r.Bundle == nil {
-			like.onNode, like.imported = true, of.Bundle
+		like := job{image: i}
+		of, isRetained := retained[i.Ref.String()]
+		switch {
+		case r.Bundle != nil || isRetained && of.Bundle:
+			like.from = pull.FromBundle
+		case isRetained:
+			like.from = pull.FromNode
 		}
 		if err := a.planImage(ctx, r, like, a.runtimesFor(i, runtimes), p, planned); err != nil {
 			return nil, err

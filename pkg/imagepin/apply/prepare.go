@@ -130,13 +130,13 @@ func recovered[T any](run func() (T, error)) (result T, err error) {
 
 // makeJob makes one image ready for one target.
 func (a *Applier) makeJob(ctx context.Context, r Request, p *plan, j job) (pull.Pulled, error) {
-	l := pull.Locked{Ref: j.image.Ref, Root: p.rootOf(j), Runtime: j.runtime, OnNode: j.onNode, Imported: j.imported, Credential: r.Credential}
+	l := pull.Locked{Ref: j.image.Ref, Root: p.rootOf(j), Runtime: j.runtime, From: j.from, Credential: r.Credential}
 	if l.Root.Digest == "" {
 		l.VerifyAs = names(r.Lock, j.image.Ref)
 	}
 	made, err := a.config.Puller.MakeLocked(ctx, l)
-	if err != nil && j.onNode && r.Bundle == nil && isLost(err) {
-		l.OnNode, l.Imported = false, false // another tool removed or damaged it
+	if err != nil && j.from != pull.FromRegistry && r.Bundle == nil && isLost(err) {
+		l.From = pull.FromRegistry // another tool removed or damaged it
 		return a.config.Puller.MakeLocked(ctx, l)
 	}
 	return made, err
@@ -178,9 +178,13 @@ func (a *Applier) tag(ctx context.Context, now *applied.Applied) error {
 				continue
 			}
 			// The content is on the node. If the image was copied to another repository, that of the tag may not have it.
-			onNode := now.Bundle || tag.Name() != i.Ref.Name()
-			l := pull.Locked{Ref: tag, Root: now.Roots[i.Ref.Digest()], Runtime: rt, OnNode: onNode}
-			l.Imported = onNode && locked.Source == imagepin.SourceImported
+			l := pull.Locked{Ref: tag, Root: now.Roots[i.Ref.Digest()], Runtime: rt}
+			switch onNode := now.Bundle || tag.Name() != i.Ref.Name(); {
+			case onNode && locked.Source == imagepin.SourceImported:
+				l.From = pull.FromBundle
+			case onNode:
+				l.From = pull.FromNode
+			}
 			if _, err := a.config.Puller.MakeLocked(ctx, l); err != nil {
 				return err
 			}

@@ -7,6 +7,7 @@ import (
 	specs "github.com/opencontainers/image-spec/specs-go"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
+	"github.com/imagepin/imagepin/pkg/imagepin"
 	"github.com/imagepin/imagepin/pkg/imagepin/decide"
 	"github.com/imagepin/imagepin/pkg/imagepin/internal/blobs"
 )
@@ -32,7 +33,7 @@ func TestPullReplacesDamageBelow(t *testing.T) {
 				noError(t, err)
 			}
 			d.serve(all, nil)
-			job := Job{Verdict: decide.Verdict{Ref: d.named(t), Root: outer}, Runtime: d.config.Runtimes().Default(), Force: true}
+			job := Job{Verdict: decide.Verdict{Ref: d.named(t), Root: outer}, Runtime: d.config.Runtimes().Default(), Record: Restore(imagepin.Entry{})}
 
 			fault(t, d.File(d.index.Digest))
 			img, err := d.maker.unpacker.choose(ctx, job, func(error) {})

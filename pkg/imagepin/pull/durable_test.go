@@ -32,7 +32,7 @@ func TestDurableBeforeRecorded(t *testing.T) {
 		return "boot", failure
 	}
 	made := func(tag string) (imagepin.Entry, error) {
-		p, err := n.make(t, Locked{Ref: ref(tag), Root: n.img.Manifest, OnNode: true})
+		p, err := n.make(t, Locked{Ref: ref(tag), Root: n.img.Manifest, From: FromNode})
 		return p.Entry, err
 	}
 	if _, err := made(":1"); !errors.Is(err, failure) || syncs != 1 || len(n.store.Images()) > 0 {
@@ -150,7 +150,7 @@ func TestSyncAdopted(t *testing.T) {
 	settings := *m.config.Settings()
 	m.config.Settings = func() *Settings { return &settings }
 	made := func(tag string) (Pulled, error) {
-		return n.make(t, Locked{Ref: ref(tag), Root: n.img.Manifest, OnNode: true})
+		return n.make(t, Locked{Ref: ref(tag), Root: n.img.Manifest, From: FromNode})
 	}
 	if _, err := made(":1"); err != nil {
 		t.Fatal(err)

@@ -41,7 +41,7 @@ func newFetcher(c Config) *fetcher {
 
 // sourceOf returns the source for the content of a job. end is called if an open session makes no progress.
 func (f *fetcher) sourceOf(ctx context.Context, j Job, end context.CancelCauseFunc) *source {
-	if j.OnNode {
+	if j.From != FromRegistry {
 		s := localSource(j.Ref.String(), j.Root)
 		s.ref, s.trusted, s.meter = j.Ref, true, j.meter
 		return s

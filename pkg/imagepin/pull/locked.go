@@ -19,11 +19,7 @@ type Locked struct {
 	Ref     reference.Named
 	Root    ocispec.Descriptor
 	Runtime runtimeplatform.Runtime
-	// OnNode reports that the content is on the node. No registry is asked.
-	OnNode bool
-	// Imported reports that the content came from a bundle, so that the image needs no proof. Content that is on the node from a
-	// registry needs one.
-	Imported bool
+	From    From
 	// Credential is for the registry. The zero value means the node's own credentials.
 	Credential resolve.Credential
 	Progress   transfer.ProgressFunc
@@ -35,7 +31,7 @@ type Locked struct {
 // [decide.Decider.Decide] does for a reference with a digest.
 func (p *Puller) MakeLocked(ctx context.Context, l Locked) (Pulled, error) {
 	v := decide.Verdict{Ref: l.Ref, Root: l.Root, Credential: l.Credential}
-	if _, digested := l.Ref.(reference.Digested); digested && !l.OnNode {
+	if _, digested := l.Ref.(reference.Digested); digested && l.From == FromRegistry {
 		var err error
 		v, err = p.decider.Decide(ctx, decide.Request{Ref: l.Ref, Credential: l.Credential, Target: l.Runtime.Target})
 		if err != nil {
@@ -47,5 +43,5 @@ func (p *Puller) MakeLocked(ctx context.Context, l Locked) (Pulled, error) {
 			return Pulled{}, err
 		}
 	}
-	return p.make(ctx, Job{Verdict: v, Runtime: l.Runtime, OnNode: l.OnNode, Imported: l.Imported, Progress: l.Progress, verified: true})
+	return p.make(ctx, Job{Verdict: v, Runtime: l.Runtime, From: l.From, Progress: l.Progress, verified: true})
 }

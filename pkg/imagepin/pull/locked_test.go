@@ -121,10 +121,10 @@ func TestLockedOnNode(t *testing.T) {
 		Locked
 		want imagepin.Source
 	}{
-		{Locked{Ref: byDigest, OnNode: true, Imported: true}, imagepin.SourceImported},
-		{Locked{Ref: ref(":1"), OnNode: true, Imported: true}, imagepin.SourceImported},
-		{Locked{Ref: ref("/copy:1"), OnNode: true}, imagepin.SourcePull},
-		{Locked{Ref: ref("/copy:2"), OnNode: true, Imported: true}, imagepin.SourcePull},
+		{Locked{Ref: byDigest, From: FromBundle}, imagepin.SourceImported},
+		{Locked{Ref: ref(":1"), From: FromBundle}, imagepin.SourceImported},
+		{Locked{Ref: ref("/copy:1"), From: FromNode}, imagepin.SourcePull},
+		{Locked{Ref: ref("/copy:2"), From: FromBundle}, imagepin.SourcePull},
 	} {
 		c.Root = n.img.Manifest
 		made, err := n.make(t, c.Locked)
@@ -133,7 +133,7 @@ func TestLockedOnNode(t *testing.T) {
 			t.Errorf("%s: made %+v", c.Ref, made.Entry)
 		}
 	}
-	lost, err := n.make(t, Locked{Ref: ref("@" + ctdtest.Blobs{}.Add("", []byte("x")).Digest.String()), OnNode: true, Root: ocispec.Descriptor{
+	lost, err := n.make(t, Locked{Ref: ref("@" + ctdtest.Blobs{}.Add("", []byte("x")).Digest.String()), From: FromNode, Root: ocispec.Descriptor{
 		MediaType: ocispec.MediaTypeImageManifest, Digest: ctdtest.Blobs{}.Add("", []byte("x")).Digest, Size: 1,
 	}})
 	if !errdefs.IsNotFound(err) {

@@ -8,7 +8,6 @@ import (
 
 	"github.com/containerd/containerd/v2/core/content"
 	"github.com/containerd/containerd/v2/core/leases"
-	"github.com/containerd/containerd/v2/core/transfer"
 	"github.com/containerd/containerd/v2/pkg/tracing"
 	"github.com/containerd/log"
 	"github.com/distribution/reference"
@@ -152,35 +151,6 @@ func New(c Config) *Maker {
 	return &Maker{config: c, unpacker: newUnpacker(c), resumes: newResumes(c)}
 }
 
-// Job is an image to make ready.
-type Job struct {
-	decide.Verdict
-	Runtime runtimeplatform.Runtime
-	// Progress is called with the progress of the pull. It may be nil.
-	Progress transfer.ProgressFunc
-	// Force fetches and unpacks the image even if it is recorded as ready.
-	Force bool
-	// Unmoved reports that the digest was decided earlier: if the reference has another digest on the node when the
-	// image is recorded, the job records the image under its digest only.
-	Unmoved bool
-	// Lost is the recorded key that the job repairs. It is nil for other jobs.
-	Lost *imagepin.Entry
-
-	// OnNode reports that all content of the image is on the node. No registry is asked.
-	OnNode bool
-	// Imported reports that the content came from a bundle.
-	Imported bool
-
-	meter    *meter
-	verified bool // by the image verifiers
-	retry    bool // an earlier attempt found the image ready, or made it ready
-}
-
-// byDigest returns the reference of the job's root by digest.
-func (j Job) byDigest() (reference.Canonical, error) {
-	return reference.WithDigest(reference.TrimNamed(j.Ref), j.Root.Digest)
-}
-
 // maxTries is the maximum number of attempts for an image. A new attempt is needed if something that the image needs
 // was removed, or its reference was pinned, during the last one.
 const maxTries = 5
@@ -207,7 +177,7 @@ func (m *Maker) Make(ctx context.Context, j Job) (entry imagepin.Entry, outcome 
 
 // tryMake makes the image of a job ready. It starts again if the node changed meanwhile.
 func (m *Maker) tryMake(ctx context.Context, j Job) (entry imagepin.Entry, outcome Outcome, err error) {
-	if m.config.WaitCompared != nil && j.Lost == nil {
+	if m.config.WaitCompared != nil && !j.Record.restores() {
 		if err := m.config.WaitCompared(ctx, j.Ref.String()); err != nil {
 			return entry, "", err
 		}
@@ -219,7 +189,7 @@ func (m *Maker) tryMake(ctx context.Context, j Job) (entry imagepin.Entry, outco
 		case errors.As(err, &moved):
 			j.Verdict, j.verified = moved.Verdict, false
 		case errors.Is(err, errRemoved):
-			j.retry = true // not Force: it trusts the content on the node
+			j.retry = true
 		case errno.NoSpace(err) && ctx.Err() == nil && m.resumes.free(ctx):
 			m.collect(ctx)
 			j.retry = true
@@ -256,7 +226,7 @@ func (m *Maker) makeOnce(ctx context.Context, j Job) (entry imagepin.Entry, outc
 		return entry, "", err
 	}
 	defer use.end()
-	if j.Lost == nil { // a repair does not decide what its reference resolves to
+	if !j.Record.restores() { // a repair does not decide what its reference resolves to
 		if _, err := m.config.Pins.Current(j.Verdict); err != nil {
 			return entry, "", err
 		}
@@ -288,7 +258,7 @@ func (m *Maker) makeOnce(ctx context.Context, j Job) (entry imagepin.Entry, outc
 // makeAndRecord makes and records the key of a job. It skips what is ready.
 func (m *Maker) makeAndRecord(ctx context.Context, j Job, use *use) (entry imagepin.Entry, wrote bool, outcome Outcome, err error) {
 	known, ok := m.ready(j.Ref, j.Root.Digest, j.Runtime.Target)
-	if !ok || j.Force || j.retry {
+	if !ok || j.Record.restores() || j.retry {
 		use.end()
 		err = m.resumes.with(ctx, func(ctx context.Context) (manifest digest.Digest, err error) {
 			entry, wrote, outcome, err = m.fetchAndRecord(ctx, j, use)

@@ -179,7 +179,7 @@ func (p *Puller) MakeReady(ctx context.Context, n Need) (imagepin.Entry, error) 
 	}
 	key := n.Ref.String() + "\x00" + n.Root.Digest.String() + "\x00" + n.Runtime.Target.String()
 	made, err := p.makes.DoDetached(ctx, key, func(ctx context.Context) (Pulled, error) {
-		return p.make(ctx, Job{Verdict: decide.Verdict{Ref: n.Ref, Root: n.Root, Pin: n.Pin}, Runtime: n.Runtime, Unmoved: true})
+		return p.make(ctx, Job{Verdict: decide.Verdict{Ref: n.Ref, Root: n.Root, Pin: n.Pin}, Runtime: n.Runtime, Record: Keep})
 	})
 	return made.Entry, err
 }

@@ -81,8 +81,8 @@ func (m *Maker) checkSnapshot(ctx context.Context, e imagepin.Entry) error {
 // put records the keys of a job's image. It returns the entry of the job's reference, or of the digest if the job does not decide
 // what the reference resolves to on the node.
 func (m *Maker) put(ctx context.Context, j Job, e imagepin.Entry) (recorded imagepin.Entry, wrote bool, _ error) {
-	if j.Lost != nil {
-		e, err := m.putLost(ctx, *j.Lost, e)
+	if j.Record.restores() {
+		e, err := m.putLost(ctx, *j.Record.lost, e)
 		return e, err == nil, err
 	}
 	change, err := m.config.Images.PutChosen(ctx, j.proof(), func() ([]imagepin.Entry, error) {
@@ -138,7 +138,7 @@ func (m *Maker) entries(j Job, byDigest imagepin.Entry) ([]imagepin.Entry, error
 	entries, tagged := []imagepin.Entry{byDigest}, byDigest
 	tagged.Ref = j.Ref.String()
 	now, ok := m.config.Images.Get(tagged.Key)
-	if moved := ok && now.Root.Digest != tagged.Root.Digest; tagged.Ref == byDigest.Ref || !movesTag || moved && j.Unmoved {
+	if moved := ok && now.Root.Digest != tagged.Root.Digest; tagged.Ref == byDigest.Ref || !movesTag || moved && j.Record.keep {
 		return entries, nil
 	}
 	return append(entries, tagged), nil

@@ -35,7 +35,7 @@ func (m *Maker) repair(ctx context.Context, e imagepin.Entry, meter *meter) (Out
 	if err != nil {
 		return Failed, err
 	}
-	_, outcome, err := m.Make(ctx, Job{Verdict: decide.Verdict{Ref: ref, Root: e.Root}, Runtime: rt, Force: true, Lost: &e, meter: meter})
+	_, outcome, err := m.Make(ctx, Job{Verdict: decide.Verdict{Ref: ref, Root: e.Root}, Runtime: rt, Record: Restore(e), meter: meter})
 	if errors.Is(err, errUnneeded) {
 		return Unneeded, nil
 	}
@@ -48,10 +48,10 @@ var errUnneeded = errors.New("the image was removed, or its tag was moved")
 // checkLost returns errUnneeded if the key that a job repairs is not recorded any more. The caller holds the lock of the
 // image's digest, so that no call removes the key until it is unlocked.
 func (m *Maker) checkLost(ctx context.Context, j Job) error {
-	if j.Lost == nil {
+	if !j.Record.restores() {
 		return nil
 	}
-	recorded, err := m.config.Images.HasKey(ctx, *j.Lost)
+	recorded, err := m.config.Images.HasKey(ctx, *j.Record.lost)
 	if err == nil && !recorded {
 		return errUnneeded
 	}
@@ -151,7 +151,7 @@ func (m *Maker) RepairBlob(ctx context.Context, e imagepin.Entry, d digest.Diges
 			return err
 		}
 		desc := ocispec.Descriptor{MediaType: mediaTypeOf(info), Digest: d, Size: info.Size}
-		src := m.unpacker.fetcher.sourceOf(ctx, Job{Verdict: decide.Verdict{Ref: ref}, Force: true}, cancel)
+		src := m.unpacker.fetcher.sourceOf(ctx, Job{Verdict: decide.Verdict{Ref: ref}, Record: Restore(e)}, cancel)
 		if _, err = m.unpacker.fetcher.damage.verify(ctx, src, desc); err == nil {
 			return nil
 		}

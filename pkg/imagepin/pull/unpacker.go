@@ -271,10 +271,10 @@ func (u *unpacker) checkCommitted(ctx context.Context, e imagepin.Entry) error {
 // sourceOf returns the source of a job's image. A further target of an image has the same source as the targets that
 // are ready.
 func (u *unpacker) sourceOf(j Job) imagepin.Source {
-	if j.Imported {
+	switch j.From {
+	case FromBundle:
 		return imagepin.SourceImported
-	}
-	if j.OnNode {
+	case FromNode:
 		return imagepin.SourcePull
 	}
 	byDigest, err := store.RecordName(j.Ref, j.Root.Digest)

@@ -36,7 +36,7 @@ type vouching struct {
 // its registry. It may if the node has the image from the same repository, or if the credential was accepted for it.
 // Without this check, a registry that only names a digest could get content that the node pulled from another registry.
 func (v *vouching) trusts(j Job) bool {
-	if j.Force || len(decide.OfDigest(v.index, j.Ref, j.Root.Digest)) > 0 {
+	if j.Record.restores() || len(decide.OfDigest(v.index, j.Ref, j.Root.Digest)) > 0 {
 		return true
 	}
 	_, ok := v.proofs.Accepted(j.Ref, j.Credential, j.Root.Digest)
