@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
+	"os"
 	"os/exec"
 	"slices"
 	"strings"
@@ -103,6 +104,20 @@ func TestNothingImportsUpwards(t *testing.T) {
 			case to >= own:
 				t.Errorf("%s imports %s, which is not in a lower layer", p.ImportPath, imp)
 			}
+		}
+	}
+}
+
+// TestArchitectureNamesPackages checks that docs/architecture.md names every package.
+func TestArchitectureNamesPackages(t *testing.T) {
+	doc, err := os.ReadFile("../../docs/architecture.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range list(t, module+"...") {
+		name := strings.TrimPrefix(p.ImportPath, module)
+		if !strings.Contains(string(doc), "\n    "+name+" ") {
+			t.Errorf("docs/architecture.md does not name %s", name)
 		}
 	}
 }

@@ -15,6 +15,20 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin/policy"
 )
 
+// The states of the node's pin for an image of a revision. "Record" is a pull or a container ([Authority.Follow], [Authority.Claim]) or,
+// in the background, [Authority.Settle].
+//
+//	no pin ── first use, the API server does not answer ──▶ provisional
+//	  │  ▲                                                   │      │
+//	  │  └─ the ImagePin was deleted ─┐                      │      │ record: another node was first
+//	  │                               │                      │      │ with another digest
+//	  └─ first use: claim, record ──▶ copy ◀─ record: same ──┘      │
+//	                                   ▲        digest              │
+//	                                   └──── reported as lost ──────┘
+//
+// A provisional pin has the scope of the owner. If the owner is not known, it has the scope of the pod's labels, and is removed when
+// the owner has a copy. [Authority.Ask] answers in each state and changes none.
+
 // madeWithoutOwner returns the provisional pin that was made for pods with the labels of pod while their owner was not known.
 func (a *Authority) madeWithoutOwner(ref reference.Named, pod policy.Pod) (_ pin.Pin, ok bool) {
 	held, ok := a.pins.Get(pin.ID{Scope: a.policy().LabelScope(pod), Ref: ref.String()})
