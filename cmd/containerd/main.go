@@ -12,6 +12,7 @@ import (
 
 	"github.com/imagepin/imagepin/plugins/imagepin"
 	_ "github.com/imagepin/imagepin/plugins/imagepin/cluster"
+	_ "github.com/imagepin/imagepin/plugins/imagepin/fleet"
 )
 
 func main() {

@@ -11,7 +11,7 @@ import (
 
 func main() {
 	ctx, stop := command.WithSignals(context.Background())
-	code := command.Run(ctx, command.Stdio{In: os.Stdin, Out: os.Stdout, Err: os.Stderr}, openCluster, os.Args)
+	code := command.Run(ctx, command.Stdio{In: os.Stdin, Out: os.Stdout, Err: os.Stderr}, parts, os.Args)
 	stop()
 	os.Exit(code)
 }

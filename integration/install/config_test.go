@@ -102,6 +102,10 @@ func TestWrongConfig(t *testing.T) {
 			},
 			testkit.OurSection, "cluster.kubeconfig", []string{"disabled_plugins"},
 		},
+		"locks without their part": {
+			node.Options{DisabledPlugins: []string{"io.imagepin.part.v1.fleet"}, Extra: "[plugins.\"" + testkit.OurSection + "\"]\nlocks_directory = \"/srv/locks\"\n"},
+			testkit.OurSection, "locks_directory", []string{"disabled_plugins"},
+		},
 		"platform of an unknown handler": {
 			node.Options{Extra: "[plugins.\"" + testkit.ImagesSection + "\".runtime_platforms.kata]\nplatform = \"linux/arm64\"\n"},
 			testkit.ImagesSection, "runtime_platforms.kata", []string{"unknown runtime handler"},

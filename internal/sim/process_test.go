@@ -18,6 +18,7 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin/cri"
 	"github.com/imagepin/imagepin/pkg/imagepin/download"
 	"github.com/imagepin/imagepin/pkg/imagepin/node"
+	"github.com/imagepin/imagepin/plugins/imagepin/fleet"
 )
 
 // process is one run of imagepin, or of containerd's CRI, from its start to its kill.
@@ -123,8 +124,8 @@ func (w *world) startProcess() error {
 	}
 	n, err := node.New(node.Config{
 		Containerd: services,
-		Setup:      p.setup,
-		NodeKey:    filepath.Join(w.dir, "node.key"), Transport: w.registry.of(p),
+		Setup:      p.setup, Parts: node.Parts{Fleet: fleet.Open},
+		NodeKey: filepath.Join(w.dir, "node.key"), Transport: w.registry.of(p),
 		KeysARecord: int(w.seed % 3), // low, so that the few tags of this node reach it; 0 is the default
 	})
 	if err != nil {

@@ -27,8 +27,8 @@ var layers = [][]string{
 	{"pkg/imagepin/pull"},
 	{"pkg/imagepin/reconcile", "pkg/imagepin/metrics", "pkg/imagepin/apply"},
 	{"pkg/imagepin/cri", "pkg/imagepin/control"},
-	{"pkg/imagepin/node"},
-	{"plugins/imagepin", "plugins/imagepin/cluster", "pkg/imagepin/serve"},
+	{"pkg/imagepin/node", "pkg/imagepin/fleet"},
+	{"plugins/imagepin", "plugins/imagepin/cluster", "plugins/imagepin/fleet", "pkg/imagepin/serve"},
 }
 
 // stableContainerd lists the parts of containerd that are stable according to its RELEASES.md.
@@ -122,18 +122,21 @@ func TestArchitectureNamesPackages(t *testing.T) {
 	}
 }
 
-// TestParts checks that a build without the part for pins in the Kubernetes API has no client of that API.
+// TestParts checks that a build without a part does not have what only that part needs.
 func TestParts(t *testing.T) {
-	has := func(pkg string) bool {
-		return slices.ContainsFunc(list(t, "-deps", module+pkg), func(p listed) bool { return strings.HasPrefix(p.ImportPath, "k8s.io/client-go/") })
-	}
-	for _, core := range []string{"plugins/imagepin", "pkg/imagepin/serve"} {
-		if has(core) {
-			t.Errorf("%s depends on k8s.io/client-go", core)
+	for part, only := range map[string][]string{
+		"plugins/imagepin/cluster": {"k8s.io/client-go/rest", module + "pkg/imagepin/pin/cluster"},
+		"plugins/imagepin/fleet":   {module + "pkg/imagepin/apply", module + "pkg/imagepin/applied", module + "pkg/imagepin/bundle"},
+	} {
+		for _, pkg := range []string{part, "plugins/imagepin", "pkg/imagepin/serve"} {
+			deps := list(t, "-deps", module+pkg)
+			for _, dep := range only {
+				has := slices.ContainsFunc(deps, func(p listed) bool { return p.ImportPath == dep })
+				if has != (pkg == part) {
+					t.Errorf("%s depends on %s: %t", pkg, dep, has)
+				}
+			}
 		}
-	}
-	if part := "plugins/imagepin/cluster"; !has(part) {
-		t.Errorf("%s does not depend on k8s.io/client-go", part)
 	}
 }
 

@@ -120,7 +120,7 @@ func newNode(ic *plugin.InitContext) (*node.Node, error) {
 	if err != nil {
 		return nil, err
 	}
-	openCluster, err := openCluster(ic)
+	parts, err := parts(ic)
 	if err != nil {
 		return nil, err
 	}
@@ -147,26 +147,30 @@ func newNode(ic *plugin.InitContext) (*node.Node, error) {
 		Mode:    node.ModePlugin,
 		Metrics: prometheus.DefaultRegisterer, // containerd serves it on its metrics address
 		NodeKey: filepath.Join(ic.Properties[plugins.PropertyRootDir], nodeKeyFile),
-
-		OpenCluster: openCluster,
+		Parts:   parts,
 	})
 }
 
-// openCluster returns the part for pins in the Kubernetes API; nil if the build does not have it, or it is disabled.
-func openCluster(ic *plugin.InitContext) (node.OpenCluster, error) {
-	parts, err := ic.GetByType(node.PartPlugin)
+// parts returns the parts that the build has, and that are not disabled.
+func parts(ic *plugin.InitContext) (all node.Parts, _ error) {
+	loaded, err := ic.GetByType(node.PartPlugin)
 	if errors.Is(err, plugin.ErrPluginNotFound) {
-		return nil, nil
+		return all, nil
 	}
 	if err != nil {
-		return nil, err
+		return all, err
 	}
-	for _, part := range parts {
-		if open, ok := part.(node.OpenCluster); ok {
-			return open, nil
+	for id, part := range loaded {
+		switch open := part.(type) {
+		case node.OpenCluster:
+			all.Cluster = open
+		case node.OpenFleet:
+			all.Fleet = open
+		default:
+			return all, fmt.Errorf("plugin %s.%s is a %T, which is no part of imagepin", node.PartPlugin, id, part)
 		}
 	}
-	return nil, nil
+	return all, nil
 }
 
 // verifiers returns containerd's image verifier plugins. It fails if one failed to load, because its checks must not be

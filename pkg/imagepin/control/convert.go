@@ -17,13 +17,14 @@ func descriptor(d ocispec.Descriptor) *api.Descriptor {
 	return &api.Descriptor{MediaType: d.MediaType, Digest: d.Digest.String(), Size: d.Size}
 }
 
-func target(t runtimeplatform.Target) *api.Target {
+// Target converts a target.
+func Target(t runtimeplatform.Target) *api.Target {
 	return &api.Target{Platform: t.Platform, Snapshotter: t.Snapshotter}
 }
 
 func (s *Server) key(e imagepin.Entry) *api.Key {
 	k := &api.Key{
-		Ref: e.Ref, Target: target(e.Target), Handlers: s.config.Runtimes().Handlers(e.Target),
+		Ref: e.Ref, Target: Target(e.Target), Handlers: s.config.Runtimes().Handlers(e.Target),
 		Root: descriptor(e.Root), Manifest: e.Manifest.String(), ImageId: e.ImageID.String(), ChainId: e.ChainID.String(),
 		Size: e.Size, User: e.User, ReadyAt: timestamppb.New(e.ReadyAt), Source: string(e.Source), Host: e.Host,
 		Record: e.Record, State: stateReady,
@@ -94,7 +95,8 @@ func rule(r policy.Rule) *api.Rule {
 	}
 }
 
-func credential(c *api.Credential) resolve.Credential {
+// Credential converts a credential.
+func Credential(c *api.Credential) resolve.Credential {
 	return resolve.Credential{
 		Username: c.GetUsername(), Password: c.GetPassword(), Auth: c.GetAuth(),
 		ServerAddress: c.GetServerAddress(), IdentityToken: c.GetIdentityToken(),

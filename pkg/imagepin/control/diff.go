@@ -20,7 +20,7 @@ func (s *Server) Diff(ctx context.Context, r *api.DiffRequest) (*api.DiffRespons
 		if err != nil {
 			return nil, err
 		}
-		reader := &compare.Reader{Content: s.config.Content, Registry: s.config.Registry, Repository: d.ref, Credential: credential(r.GetCredential())}
+		reader := &compare.Reader{Content: s.config.Content, Registry: s.config.Registry, Repository: d.ref, Credential: Credential(r.GetCredential())}
 		from, err := reader.Root(ctx, d.from.digest)
 		if err != nil {
 			return nil, err

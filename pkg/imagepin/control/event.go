@@ -72,7 +72,7 @@ func (s *Server) imageEvent(ctx context.Context, a *api.Event, name string, labe
 		if err == nil && !slices.ContainsFunc(a.Targets, func(t *api.Target) bool {
 			return t.GetPlatform() == e.Target.Platform && t.GetSnapshotter() == e.Target.Snapshotter
 		}) {
-			a.Targets = append(a.Targets, target(e.Target))
+			a.Targets = append(a.Targets, Target(e.Target))
 		}
 	}
 	slices.SortFunc(a.Targets, func(a, b *api.Target) int {

@@ -74,7 +74,7 @@ func (s *Server) SetPin(ctx context.Context, r *api.SetPinRequest) (*api.SetPinR
 			return nil, err
 		}
 		p, previous, err := s.config.Decider.SetPin(ctx, decide.SetPin{
-			Ref: ref, Scope: scope, Digest: d, Retain: r.Retain, Credential: credential(r.GetCredential()), Force: r.GetForce(),
+			Ref: ref, Scope: scope, Digest: d, Retain: r.Retain, Credential: Credential(r.GetCredential()), Force: r.GetForce(),
 		})
 		if err != nil {
 			return nil, err
@@ -109,7 +109,7 @@ func (s *Server) Refresh(ctx context.Context, r *api.RefreshRequest) (*api.Refre
 		if err != nil {
 			return nil, err
 		}
-		done, err := s.config.Puller.Refresh(ctx, ref, scope, credential(r.GetCredential()))
+		done, err := s.config.Puller.Refresh(ctx, ref, scope, Credential(r.GetCredential()))
 		if err != nil {
 			return nil, err
 		}
@@ -120,7 +120,7 @@ func (s *Server) Refresh(ctx context.Context, r *api.RefreshRequest) (*api.Refre
 			})
 		}
 		for _, t := range done.Targets {
-			a := &api.Refreshed{Target: target(t.Target), Before: t.Before.String(), After: t.After.String()}
+			a := &api.Refreshed{Target: Target(t.Target), Before: t.Before.String(), After: t.After.String()}
 			if t.Err != nil {
 				a.Error = t.Err.Error()
 			}

@@ -32,7 +32,7 @@ import (
 	"github.com/imagepin/imagepin/pkg/runtimeplatform"
 )
 
-// Config has the dependencies of a Server. All fields are required.
+// Config has the dependencies of a Server. All fields are required, except Locks.
 type Config struct {
 	Images      Images
 	Puller      Puller
@@ -51,9 +51,10 @@ type Config struct {
 	Uninstall func(ctx context.Context, dry bool) (*api.UninstallResponse, error)
 	Remover   Remover
 	Exited    Exited
-	Locks     Locks
-	Usage     Usage
-	Registry  compare.Registry
+	// Locks is nil in a build without locks.
+	Locks    Locks
+	Usage    Usage
+	Registry compare.Registry
 	// Events is containerd's event service, and Records its image store.
 	Events  reconcile.Subscriber
 	Records containerdimages.Store
@@ -273,13 +274,13 @@ func (s *Server) Resolve(ctx context.Context, r *api.ResolveRequest) (*api.Resol
 		if err != nil {
 			return nil, err
 		}
-		q := decide.Request{Ref: ref, Credential: credential(r.GetCredential()), Target: rt.Target}
+		q := decide.Request{Ref: ref, Credential: Credential(r.GetCredential()), Target: rt.Target}
 		v, by, err := s.config.Decider.Preview(ctx, q, scope)
 		if err != nil {
 			return nil, err
 		}
 		resp := &api.ResolveResponse{
-			Ref: ref.String(), Target: target(rt.Target), Rule: rule(by), Host: v.Host,
+			Ref: ref.String(), Target: Target(rt.Target), Rule: rule(by), Host: v.Host,
 			Root: descriptor(v.Root), Why: v.Why,
 		}
 		if v.Pin != nil {
@@ -304,7 +305,7 @@ func (s *Server) Pull(r *api.PullRequest, stream grpc.ServerStreamingServer[api.
 		}
 		progress := &progress{stream: stream}
 		pulled, err := s.config.Puller.Pull(ctx, pull.Request{
-			Ref: r.GetRef(), Runtime: rt, Credential: credential(r.GetCredential()), Progress: progress.report,
+			Ref: r.GetRef(), Runtime: rt, Credential: Credential(r.GetCredential()), Progress: progress.report,
 		})
 		if err != nil {
 			return struct{}{}, err

@@ -13,7 +13,7 @@ func (s *Server) UndoPin(ctx context.Context, r *api.UndoPinRequest) (*api.SetPi
 		if err != nil {
 			return nil, err
 		}
-		p, previous, err := s.config.Decider.UndoPin(ctx, ref, scope, credential(r.GetCredential()))
+		p, previous, err := s.config.Decider.UndoPin(ctx, ref, scope, Credential(r.GetCredential()))
 		if err != nil {
 			return nil, err
 		}

@@ -6,16 +6,22 @@ import (
 
 	"github.com/opencontainers/go-digest"
 	runtime "k8s.io/cri-api/pkg/apis/runtime/v1"
-
-	"github.com/imagepin/imagepin/pkg/imagepin/apply"
 )
 
+// RunningContainer is a running container.
+type RunningContainer struct {
+	Namespace, Pod, Name string
+	// Ref is the normalized reference by which the pod names the image. It is empty if the pod names it by its ID.
+	Ref     string
+	ImageID digest.Digest
+}
+
 // RunningContainers returns the running containers of the node, with their images.
-func (s *Service) RunningContainers(ctx context.Context) ([]apply.Container, error) {
+func (s *Service) RunningContainers(ctx context.Context) ([]RunningContainer, error) {
 	return s.containers.running(ctx)
 }
 
-func (s *containers) running(ctx context.Context) ([]apply.Container, error) {
+func (s *containers) running(ctx context.Context) ([]RunningContainer, error) {
 	sandboxes, err := s.runtimes.ListPodSandbox(ctx, &runtime.ListPodSandboxRequest{})
 	if err != nil {
 		return nil, fmt.Errorf("list running containers: %w", err)
@@ -30,10 +36,10 @@ func (s *containers) running(ctx context.Context) ([]apply.Container, error) {
 	for _, sb := range sandboxes.GetItems() {
 		pods[sb.GetId()] = sb.GetMetadata()
 	}
-	var all []apply.Container
+	var all []RunningContainer
 	for _, c := range containers.GetContainers() {
 		pod := pods[c.GetPodSandboxId()]
-		running := apply.Container{Namespace: pod.GetNamespace(), Pod: pod.GetName(), Name: c.GetMetadata().GetName()}
+		running := RunningContainer{Namespace: pod.GetNamespace(), Pod: pod.GetName(), Name: c.GetMetadata().GetName()}
 		for _, name := range []string{c.GetImageId(), c.GetImageRef()} {
 			if id, err := digest.Parse(name); err == nil {
 				running.ImageID = id

@@ -3,30 +3,35 @@ package node
 import (
 	"context"
 
-	"github.com/containerd/log"
-
 	api "github.com/imagepin/imagepin/api/imagepin/v1"
-	"github.com/imagepin/imagepin/pkg/imagepin/apply"
 	"github.com/imagepin/imagepin/pkg/imagepin/control"
 	"github.com/imagepin/imagepin/pkg/imagepin/metrics"
 )
 
-// lockTopic is the topic of the event that the lock of the node has changed.
-const lockTopic = "/imagepin/lock/applied"
-
-// notifyLock publishes an event after the lock of the node has changed.
-func (n *Node) notifyLock(ctx context.Context, r apply.Result) {
-	ctx = inNamespace(ctx)
-	if err := n.containerd.Events.Publish(ctx, lockTopic, control.LockEvent(r)); err != nil {
-		log.G(ctx).WithError(err).Warn("failed to publish the event of a lock")
+// loadLock reads the lock of the node.
+func (n *Node) loadLock(ctx context.Context) error {
+	if n.fleet == nil {
+		return nil
 	}
+	return n.fleet.Load(ctx)
+}
+
+// controlLocks returns what the control service needs to apply locks, or nil in a build without locks.
+func (s *Service) controlLocks() control.Locks {
+	if s.locks != nil {
+		return s.locks
+	}
+	return nil
 }
 
 // applyLocks applies locks, and keeps the images of the lock ready, until ctx ends. It begins when the index is built.
 func (s *Service) applyLocks(ctx context.Context) {
+	if s.locks == nil {
+		return
+	}
 	select {
 	case <-s.Ready():
-		s.applier.Run(inNamespace(ctx))
+		s.locks.Run(inNamespace(ctx))
 	case <-ctx.Done():
 	}
 }
@@ -50,9 +55,12 @@ func (s *Service) state() metrics.State {
 // lockStatus returns the state of the lock in numbers. It is nil until the index is built, because it is not known before which
 // images are ready.
 func (s *Service) lockStatus() *api.LockSummary {
+	if s.locks == nil {
+		return nil
+	}
 	select {
 	case <-s.Ready():
-		return control.LockSummary(s.applier.Status())
+		return s.locks.Summary()
 	default:
 		return nil
 	}

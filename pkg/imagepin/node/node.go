@@ -18,7 +18,6 @@ import (
 	"github.com/opencontainers/go-digest"
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/imagepin/imagepin/pkg/imagepin/applied"
 	"github.com/imagepin/imagepin/pkg/imagepin/cri"
 	"github.com/imagepin/imagepin/pkg/imagepin/decide"
 	"github.com/imagepin/imagepin/pkg/imagepin/download"
@@ -93,8 +92,7 @@ type Config struct {
 	Mode string
 	// KeysARecord is [store.Config.KeysARecord].
 	KeysARecord int
-	// OpenCluster is the part for pins in the Kubernetes API. It is nil in a build without it.
-	OpenCluster OpenCluster
+	Parts       Parts
 }
 
 // The modes of a node.
@@ -126,7 +124,7 @@ type Node struct {
 	active   atomic.Pointer[active]
 	store    *store.Store
 	pins     *pin.Store
-	applied  *applied.Store
+	fleet    Fleet // nil in a build without locks
 	retainer *retain.Retainer
 	decider  *decide.Decider
 	proofs   decide.Proofs
@@ -143,7 +141,7 @@ type Node struct {
 func New(c Config) (*Node, error) {
 	n := &Node{
 		containerd: c.Containerd, nodeKey: c.NodeKey, mode: c.Mode, transport: c.Transport, registerer: c.Metrics,
-		metrics: metrics.New(), openCluster: c.OpenCluster, garbage: make(chan struct{}, 1), barrier: durable.New(),
+		metrics: metrics.New(), openCluster: c.Parts.Cluster, garbage: make(chan struct{}, 1), barrier: durable.New(),
 		collected: durable.BootsIn(filepath.Dir(c.NodeKey), "boot-collected"), compared: durable.BootsIn(filepath.Dir(c.NodeKey), "boot-compared"),
 	}
 	n.leases = lease.NewCalls(c.Leases)
@@ -173,25 +171,30 @@ func New(c Config) (*Node, error) {
 		MaxBytes: func() int64 { return n.active.Load().Settings.MaxRetainedBytes }, Released: n.CollectAsync,
 		Unpacks: func(snapshotter string) bool { return slices.Contains(n.runtimes().Snapshotters(), snapshotter) },
 	})
-	n.applied = applied.New(applied.Config{
-		Images: n.containerd.Pins, Content: n.containerd.Content, Leases: n.containerd.Leases, Namespaces: n.containerd.Namespaces, Pins: n.pins,
-		Retain: func(ctx context.Context, roots ...digest.Digest) error {
-			return n.retainer.Sync(inNamespace(ctx), roots...)
-		},
-		Retained: n.retainedRoots, Sync: func(ctx context.Context) error { return n.active.Load().syncer.names(ctx) },
-	})
+	n.fleet = n.fleetOf(c.Parts.Fleet)
 	n.proofs = decide.NodeProofs{Prover: registry{n}, Stores: []decide.ProofStore{n.store, n.pins}}
 	n.decider = decide.New(decide.Config{
 		Policy: n.policy, Pins: n.pins, Images: n.store, Proofs: n.proofs,
-		Registry: registry{n}, Retained: n.retainer, Cluster: n.cluster, Lock: n.applied, NotInLock: n.metrics.NotInLock,
+		Registry: registry{n}, Retained: n.retainer, Cluster: n.cluster, Lock: n.lock(), NotInLock: n.metrics.NotInLock,
 	})
 	first, err := n.activate(c.Setup)
 	if err != nil {
 		return nil, err
 	}
 	n.active.Store(first)
+	if err := n.checkFleet(context.Background(), first.Settings); err != nil {
+		return nil, err
+	}
 	n.bandwidth.load(c.NodeKey, first.Settings.MaxDownloadRate)
 	return n, nil
+}
+
+// lock returns the authority of the node's lock, or nil in a build without locks.
+func (n *Node) lock() decide.Lock {
+	if n.fleet != nil {
+		return n.fleet
+	}
+	return nil
 }
 
 // policy returns the current rules.

@@ -16,7 +16,6 @@ import (
 
 	api "github.com/imagepin/imagepin/api/imagepin/v1"
 	"github.com/imagepin/imagepin/pkg/imagepin"
-	"github.com/imagepin/imagepin/pkg/imagepin/apply"
 	"github.com/imagepin/imagepin/pkg/imagepin/control"
 	"github.com/imagepin/imagepin/pkg/imagepin/cri"
 	"github.com/imagepin/imagepin/pkg/imagepin/health"
@@ -37,7 +36,7 @@ type Service struct {
 	cri        *cri.Service
 	control    *control.Server
 	reconciler *reconcile.Reconciler
-	applier    *apply.Applier
+	locks      Locks // nil in a build without locks
 	created    time.Time
 	ready      atomic.Pointer[chan struct{}] // closed when the index is built
 
@@ -79,15 +78,11 @@ func (n *Node) Serve(upstream cri.Upstream) (*Service, error) {
 		Leases: n.containerd.Leases, Events: n.containerd.Events, Locks: &n.locks, Runtimes: n.runtimes, Namespace: Namespace,
 		Pinned: n.pinned, Boots: n.collected, Collect: n.Collect, Boot: n.boot(), Replacer: n.newReplacer(s.cri.SnapshotUsers),
 	})
-	s.applier = apply.New(apply.Config{
-		State: n.applied, Images: n.store, Puller: s.puller, Remover: s.cri, Content: n.containerd.Content, Leases: n.containerd.Leases,
-		Snapshotter: n.containerd.Snapshots, Runtimes: n.runtimes, Settings: func() apply.Settings { return n.active.Load().apply }, Containers: s.cri.RunningContainers, Notify: n.notifyLock,
-		Sync: func(ctx context.Context, entries []imagepin.Entry) error {
-			return n.active.Load().syncer.images(ctx, entries)
-		},
-	})
+	if n.fleet != nil {
+		s.locks = n.fleet.Serve(FleetService{Puller: s.puller, CRI: s.cri})
+	}
 	s.control = control.New(control.Config{
-		Health: s.reconciler, Unverified: s.reconciler.Unverified, Uninstall: s.uninstall, Status: s.status, LimitRate: n.bandwidth.limit, Exited: s.cri, Remover: remover{s.cri, lease.NewResumes(n.containerd.Leases, n.containerd.Content), n.store.Collect}, Locks: s.applier, Registry: registry{n}, Events: n.containerd.Events, Records: n.containerd.Records,
+		Health: s.reconciler, Unverified: s.reconciler.Unverified, Uninstall: s.uninstall, Status: s.status, LimitRate: n.bandwidth.limit, Exited: s.cri, Remover: remover{s.cri, lease.NewResumes(n.containerd.Leases, n.containerd.Content), n.store.Collect}, Locks: s.controlLocks(), Registry: registry{n}, Events: n.containerd.Events, Records: n.containerd.Records,
 		Usage: usage.New(usage.Config{
 			Images: n.store, Records: n.containerd.Records, Content: n.containerd.Content, Leases: n.containerd.Leases, Snapshotter: n.containerd.Snapshots,
 		}),
@@ -227,7 +222,7 @@ func (s *Service) listAndWatch(ctx context.Context) error {
 		err = s.node.pins.Load(ctx)
 	}
 	if err == nil {
-		err = s.node.applied.Load(ctx) // before the reconciler releases what no pin retains
+		err = s.node.loadLock(ctx) // before the reconciler releases what no pin retains
 	}
 	if err == nil {
 		err = s.reconciler.Run(ctx, func() {

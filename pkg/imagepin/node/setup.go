@@ -7,8 +7,6 @@ import (
 	"github.com/containerd/containerd/v2/pkg/imageverifier"
 	"github.com/containerd/log"
 
-	"github.com/imagepin/imagepin/pkg/imagepin"
-	"github.com/imagepin/imagepin/pkg/imagepin/apply"
 	"github.com/imagepin/imagepin/pkg/imagepin/config"
 	"github.com/imagepin/imagepin/pkg/imagepin/cri"
 	"github.com/imagepin/imagepin/pkg/imagepin/pull"
@@ -46,7 +44,6 @@ type active struct {
 	resolver     *resolve.Resolver
 	pull         *pull.Settings
 	cri          *cri.Settings
-	apply        apply.Settings
 	pinnedImages []string
 	cluster      Cluster // nil if the node uses none
 	syncer       *syncer
@@ -97,13 +94,6 @@ func (n *Node) activate(s Setup) (*active, error) {
 		StatsPeriod:  time.Duration(s.CRI.Images.StatsCollectPeriod) * time.Second,
 		SandboxImage: s.CRI.SandboxImage(), WithoutSandboxImage: s.CRI.WithoutSandboxImage(), DiscardLayers: s.CRI.Images.DiscardUnpackedLayers,
 		PinnedImages: a.pinnedImages,
-	}
-	a.apply = apply.Settings{
-		DiscardLayers: s.CRI.Images.DiscardUnpackedLayers, ContentDir: s.ContentDir,
-		LocksDirectory: s.Settings.LocksDirectory, BundlesDirectory: s.Settings.BundlesDirectory,
-	}
-	if ref, err := imagepin.ParseReference(s.CRI.SandboxImage()); err == nil {
-		a.apply.SandboxImage = ref.String()
 	}
 	return a, nil
 }

@@ -42,8 +42,7 @@ type Config struct {
 	// Load reads the configuration, at the start and at each Reload.
 	Load   func() (*config.ServeConfig, error)
 	Reload <-chan os.Signal
-	// OpenCluster is nil in a build without that part.
-	OpenCluster node.OpenCluster
+	Parts  node.Parts
 }
 
 // Server is imagepin as a separate process.
@@ -249,7 +248,7 @@ func (s *Server) replace(file *config.ServeConfig, seen *state) error {
 func (s *Server) start(file *config.ServeConfig, setup node.Setup) error {
 	n, err := node.New(node.Config{
 		Mode: node.ModeServe, Containerd: s.containerd.services(), Setup: setup, NodeKey: filepath.Join(file.State, nodeKeyFile), Metrics: prometheus.DefaultRegisterer,
-		OpenCluster: s.config.OpenCluster,
+		Parts: s.config.Parts,
 	})
 	if err != nil {
 		return err

@@ -33,14 +33,14 @@ type app struct {
 	interval time.Duration // of --watch
 	// serveSocket is the default socket of imagepin serve, for hints.
 	serveSocket string
-	// openCluster is for imagepin serve.
-	openCluster node.OpenCluster
+	// parts are those of imagepin serve.
+	parts node.Parts
 }
 
-// Run runs the command and returns its exit code. args begins with the name of the program. c is the part of imagepin serve for pins in
-// the Kubernetes API; nil in a build without it.
-func Run(ctx context.Context, stdio Stdio, c node.OpenCluster, args []string) int {
-	a := &app{Stdio: stdio, now: time.Now, interval: watchInterval, serveSocket: imagepinconfig.DefaultServeAddress, openCluster: c}
+// Run runs the command and returns its exit code. args begins with the name of the program. parts are those of
+// imagepin serve.
+func Run(ctx context.Context, stdio Stdio, parts node.Parts, args []string) int {
+	a := &app{Stdio: stdio, now: time.Now, interval: watchInterval, serveSocket: imagepinconfig.DefaultServeAddress, parts: parts}
 	return a.run(ctx, args)
 }
 

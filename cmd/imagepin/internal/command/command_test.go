@@ -20,6 +20,7 @@ import (
 	"github.com/urfave/cli/v3"
 
 	api "github.com/imagepin/imagepin/api/imagepin/v1"
+	"github.com/imagepin/imagepin/pkg/imagepin/node"
 )
 
 var update = flag.Bool("update", false, "update testdata")
@@ -203,7 +204,7 @@ func TestEnvironment(t *testing.T) {
 	_, address := serve(t, func(s *grpc.Server) { api.RegisterControlServer(s, c) })
 	t.Setenv("CONTAINERD_ADDRESS", "unix://"+address)
 	var out, errOut bytes.Buffer
-	if code := Run(t.Context(), Stdio{In: &out, Out: &out, Err: &errOut}, nil, []string{"imagepin", "images", "-n", "other"}); code != 0 {
+	if code := Run(t.Context(), Stdio{In: &out, Out: &out, Err: &errOut}, node.Parts{}, []string{"imagepin", "images", "-n", "other"}); code != 0 {
 		t.Fatal(errOut.String())
 	}
 	if c.namespace[0] != "other" {
@@ -304,7 +305,7 @@ func TestInterrupted(t *testing.T) {
 	for _, args := range [][]string{{"check"}, {"pull", "app", "-u", "bob", "--password-stdin"}} {
 		var out, errOut bytes.Buffer
 		in, _ := io.Pipe() // never has data
-		code := Run(ctx, Stdio{In: in, Out: &out, Err: &errOut}, nil, append([]string{"imagepin", "-a", address}, args...))
+		code := Run(ctx, Stdio{In: in, Out: &out, Err: &errOut}, node.Parts{}, append([]string{"imagepin", "-a", address}, args...))
 		if code != 130 || !strings.HasSuffix(errOut.String(), "interrupted\n") || strings.Count(errOut.String(), "\n") != 1 {
 			t.Errorf("%s: exit code %d, printed %q", args, code, errOut.String())
 		}
@@ -443,7 +444,7 @@ func TestImports(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	allowed := []string{"version", "api/imagepin/v1", "pkg/imagepin/config", "pkg/imagepin/serve", "cmd/imagepin/internal/command", "cmd/imagepin/internal/install", "cmd/imagepin/internal/imagerefs", "cmd/imagepin/internal/registry", "internal/failpoint", "internal/similar", "internal/yamldoc", "pkg/imagepin/lock", "pkg/imagepin/bundle", "pkg/imagepin/resolve", "pkg/imagepin/node", "plugins/imagepin/cluster"}
+	allowed := []string{"version", "api/imagepin/v1", "pkg/imagepin/config", "pkg/imagepin/serve", "cmd/imagepin/internal/command", "cmd/imagepin/internal/install", "cmd/imagepin/internal/imagerefs", "cmd/imagepin/internal/registry", "internal/failpoint", "internal/similar", "internal/yamldoc", "pkg/imagepin/lock", "pkg/imagepin/bundle", "pkg/imagepin/resolve", "pkg/imagepin/node", "plugins/imagepin/cluster", "plugins/imagepin/fleet"}
 	for imp := range strings.Lines(string(out)) {
 		ours, ok := strings.CutPrefix(strings.TrimSpace(imp), module)
 		if ok && !strings.Contains(strings.Join(allowed, "\n"), ours) {

@@ -17,6 +17,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	api "github.com/imagepin/imagepin/api/imagepin/v1"
+	"github.com/imagepin/imagepin/pkg/imagepin/node"
 )
 
 // asCommand is the environment variable with which the test binary is the imagepin command.
@@ -25,7 +26,7 @@ const asCommand = "IMAGEPIN_TEST_COMMAND"
 func TestMain(m *testing.M) {
 	if os.Getenv(asCommand) != "" {
 		ctx, stop := WithSignals(context.Background())
-		code := Run(ctx, Stdio{In: os.Stdin, Out: os.Stdout, Err: os.Stderr}, nil, os.Args)
+		code := Run(ctx, Stdio{In: os.Stdin, Out: os.Stdout, Err: os.Stderr}, node.Parts{}, os.Args)
 		stop()
 		os.Exit(code)
 	}

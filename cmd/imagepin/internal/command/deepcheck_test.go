@@ -13,6 +13,7 @@ import (
 	"google.golang.org/grpc"
 
 	api "github.com/imagepin/imagepin/api/imagepin/v1"
+	"github.com/imagepin/imagepin/pkg/imagepin/node"
 )
 
 func TestDeepCheckProgress(t *testing.T) {
@@ -83,7 +84,7 @@ func TestDeepCheckInterrupted(t *testing.T) {
 	}
 	_, address := serve(t, func(s *grpc.Server) { api.RegisterControlServer(s, c) })
 	var out, errOut bytes.Buffer
-	code := Run(ctx, Stdio{Out: &out, Err: &errOut}, nil, []string{"imagepin", "-a", address, "check", "--deep"})
+	code := Run(ctx, Stdio{Out: &out, Err: &errOut}, node.Parts{}, []string{"imagepin", "-a", address, "check", "--deep"})
 	if code != exitInterrupted || errOut.String() != "imagepin: interrupted\n" {
 		t.Errorf("exit code %d, printed %q", code, errOut.String())
 	}

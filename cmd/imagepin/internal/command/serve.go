@@ -60,7 +60,7 @@ func (a *app) serve(ctx context.Context, cmd *cli.Command) error {
 	load := func() (*imagepinconfig.ServeConfig, error) {
 		return readServeConfig(cmd.String("config"), !cmd.IsSet("config"))
 	}
-	return imagepinserve.Run(ctx, imagepinserve.Config{Load: load, Reload: reload, OpenCluster: a.openCluster})
+	return imagepinserve.Run(ctx, imagepinserve.Config{Load: load, Reload: reload, Parts: a.parts})
 }
 
 // readServeConfig reads the configuration of serve. A file that may be missing has the defaults.

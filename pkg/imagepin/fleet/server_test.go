@@ -1,4 +1,4 @@
-package control
+package fleet
 
 import (
 	"context"
@@ -13,7 +13,6 @@ import (
 	"github.com/containerd/errdefs"
 	"github.com/distribution/reference"
 	"github.com/opencontainers/go-digest"
-	"google.golang.org/grpc"
 
 	api "github.com/imagepin/imagepin/api/imagepin/v1"
 	"github.com/imagepin/imagepin/pkg/imagepin"
@@ -124,7 +123,7 @@ func TestLockEvent(t *testing.T) {
 
 // fakeLocks records what is applied.
 type fakeLocks struct {
-	Locks
+	Applier
 	applied  []apply.Request
 	detached func(context.Context) error
 	refuse   error
@@ -155,23 +154,16 @@ func (l *fakeLocks) Detach(_ context.Context, run func(context.Context) error) e
 }
 
 // fakeStream records what is sent.
-type fakeStream struct {
-	grpc.ServerStreamingServer[api.ApplyResponse]
-	ctx  context.Context
-	sent []*api.ApplyResponse
-}
-
-func (s *fakeStream) Context() context.Context { return s.ctx }
+type fakeStream struct{ sent []*api.ApplyResponse }
 
 func (s *fakeStream) Send(r *api.ApplyResponse) error {
 	s.sent = append(s.sent, r)
 	return nil
 }
 
-func newLockServer(t *testing.T) (*Server, *fakeLocks, *fakeStream) {
+func newLockServer() (*Server, *fakeLocks, *fakeStream) {
 	locks := &fakeLocks{}
-	s := New(Config{Locks: locks, Namespace: "k8s.io", Guard: func(_ context.Context, _ string, call func() error) error { return call() }})
-	return s, locks, &fakeStream{ctx: t.Context()}
+	return NewServer(locks), locks, &fakeStream{}
 }
 
 const lockText = `{"apiVersion":"imgpkg.carvel.dev/v1alpha1","kind":"ImagesLock","images":[{"image":"registry.example/app@sha256:` +
@@ -197,9 +189,9 @@ func TestApplyRequest(t *testing.T) {
 		"no lock":          {request: &api.ApplyRequest{Lock: []byte("kind: List")}, fails: true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			s, locks, stream := newLockServer(t)
+			s, locks, stream := newLockServer()
 			c.request.Handlers, c.request.BytesPerSecond = []string{"kata"}, 5
-			err := s.Apply(c.request, stream)
+			err := s.Apply(t.Context(), c.request, stream.Send)
 			if c.fails {
 				if !errdefs.IsInvalidArgument(err) {
 					t.Errorf("got %v", err)
@@ -227,13 +219,13 @@ func TestApplyDetached(t *testing.T) {
 		closed int
 	}{"detached": {nil, 0}, "refused": {errdefs.ErrFailedPrecondition, 1}} {
 		t.Run(name, func(t *testing.T) {
-			s, locks, stream := newLockServer(t)
+			s, locks, _ := newLockServer()
 			locks.refuse = c.refuse
 			closed := 0
 			run := func(ctx context.Context) (apply.Result, error) {
 				return locks.Apply(ctx, apply.Request{})
 			}
-			err := s.detach(stream.ctx, run, func() { closed++ })
+			err := s.detach(t.Context(), run, func() { closed++ })
 			if !errors.Is(err, c.refuse) || closed != c.closed || len(locks.applied) != 0 {
 				t.Fatalf("got %v, closed %d times, applied %d", err, closed, len(locks.applied))
 			}
@@ -245,8 +237,8 @@ func TestApplyDetached(t *testing.T) {
 			}
 		})
 	}
-	s, locks, stream := newLockServer(t)
-	if err := s.Apply(&api.ApplyRequest{Lock: []byte(lockText), Detach: true}, stream); err != nil || len(stream.sent) != 0 {
+	s, locks, stream := newLockServer()
+	if err := s.Apply(t.Context(), &api.ApplyRequest{Lock: []byte(lockText), Detach: true}, stream.Send); err != nil || len(stream.sent) != 0 {
 		t.Fatalf("got %v, sent %v", err, stream.sent)
 	}
 	if err := locks.detached(t.Context()); err != nil || len(stream.sent) != 0 || locks.applied[0].Progress != nil {

@@ -1,4 +1,4 @@
-package control
+package fleet
 
 import (
 	"context"
@@ -10,20 +10,20 @@ import (
 	"time"
 
 	"github.com/opencontainers/go-digest"
-	"google.golang.org/grpc"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	api "github.com/imagepin/imagepin/api/imagepin/v1"
 	"github.com/imagepin/imagepin/pkg/imagepin"
 	"github.com/imagepin/imagepin/pkg/imagepin/applied"
 	"github.com/imagepin/imagepin/pkg/imagepin/apply"
+	"github.com/imagepin/imagepin/pkg/imagepin/control"
 	"github.com/imagepin/imagepin/pkg/imagepin/lock"
 	"github.com/imagepin/imagepin/pkg/imagepin/resolve"
 	"github.com/imagepin/imagepin/pkg/runtimeplatform"
 )
 
-// Locks applies locks. [apply.Applier] implements it.
-type Locks interface {
+// Applier applies locks. [apply.Applier] implements it.
+type Applier interface {
 	Apply(ctx context.Context, r apply.Request) (apply.Result, error)
 	ApplyDropped(ctx context.Context, r apply.Request, again bool) (apply.Result, error)
 	Rollback(ctx context.Context, r apply.Request) (apply.Result, error)
@@ -36,11 +36,20 @@ type Locks interface {
 	Usage(ctx context.Context) (apply.Usage, error)
 }
 
+// Server has the calls of the control service for locks. It implements [control.Locks].
+type Server struct{ applier Applier }
+
+// NewServer returns a Server.
+func NewServer(a Applier) *Server { return &Server{a} }
+
+// send sends a message to the caller.
+type send = func(*api.ApplyResponse) error
+
 // Apply implements the API.
-func (s *Server) Apply(r *api.ApplyRequest, stream grpc.ServerStreamingServer[api.ApplyResponse]) error {
-	return s.applying(stream, "Apply", func(ctx context.Context, progress func(apply.Progress)) (*apply.Result, error) {
+func (s *Server) Apply(ctx context.Context, r *api.ApplyRequest, to send) error {
+	return applying(ctx, to, func(ctx context.Context, progress func(apply.Progress)) (*apply.Result, error) {
 		q := apply.Request{
-			Handlers: r.GetHandlers(), Credential: credential(r.GetCredential()), BytesPerSecond: r.GetBytesPerSecond(),
+			Handlers: r.GetHandlers(), Credential: control.Credential(r.GetCredential()), BytesPerSecond: r.GetBytesPerSecond(),
 			DryRun: r.GetDryRun(), Progress: progress,
 		}
 		run, closeFile, err := s.applyFunc(r, q)
@@ -58,7 +67,7 @@ func (s *Server) Apply(r *api.ApplyRequest, stream grpc.ServerStreamingServer[ap
 
 // detach runs an apply that goes on when the caller has gone. LockStatus has its error.
 func (s *Server) detach(ctx context.Context, run func(context.Context) (apply.Result, error), closeFile func()) error {
-	err := s.config.Locks.Detach(ctx, func(ctx context.Context) error {
+	err := s.applier.Detach(ctx, func(ctx context.Context) error {
 		defer closeFile()
 		_, err := run(ctx)
 		return err
@@ -88,7 +97,7 @@ func (s *Server) applyFunc(r *api.ApplyRequest, q apply.Request) (run func(conte
 	switch {
 	case r.GetDropped():
 		return func(ctx context.Context) (apply.Result, error) {
-			return s.config.Locks.ApplyDropped(ctx, q, true)
+			return s.applier.ApplyDropped(ctx, q, true)
 		}, closeFile, nil
 	case r.GetPath() != "":
 		return s.applyFile(r.GetPath(), q)
@@ -99,7 +108,7 @@ func (s *Server) applyFunc(r *api.ApplyRequest, q apply.Request) (run func(conte
 		return nil, nil, named(err, q.Name)
 	}
 	q.Lock = l
-	return func(ctx context.Context) (apply.Result, error) { return s.config.Locks.Apply(ctx, q) }, closeFile, nil
+	return func(ctx context.Context) (apply.Result, error) { return s.applier.Apply(ctx, q) }, closeFile, nil
 }
 
 // named returns an error with the name of the file that it is about.
@@ -124,26 +133,24 @@ func (s *Server) applyFile(path string, q apply.Request) (run func(context.Conte
 	}
 	from := f.Request()
 	q.Lock, q.Bundle, q.Name = from.Lock, from.Bundle, from.Name
-	run = func(ctx context.Context) (apply.Result, error) { return s.config.Locks.Apply(ctx, q) }
+	run = func(ctx context.Context) (apply.Result, error) { return s.applier.Apply(ctx, q) }
 	return run, func() { _ = f.Close() }, nil // it was only read
 }
 
 // CancelApply implements the API.
 func (s *Server) CancelApply(ctx context.Context, _ *api.CancelApplyRequest) (*api.CancelApplyResponse, error) {
-	return guarded(ctx, s, "CancelApply", func(ctx context.Context) (*api.CancelApplyResponse, error) {
-		canceled, err := s.config.Locks.Cancel(ctx)
-		if err != nil {
-			return nil, err
-		}
-		return &api.CancelApplyResponse{Canceled: canceled}, nil
-	})
+	canceled, err := s.applier.Cancel(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return &api.CancelApplyResponse{Canceled: canceled}, nil
 }
 
 // Rollback implements the API.
-func (s *Server) Rollback(r *api.RollbackRequest, stream grpc.ServerStreamingServer[api.ApplyResponse]) error {
-	return s.applying(stream, "Rollback", func(ctx context.Context, progress func(apply.Progress)) (*apply.Result, error) {
-		result, err := s.config.Locks.Rollback(ctx, apply.Request{
-			Credential: credential(r.GetCredential()), BytesPerSecond: r.GetBytesPerSecond(), Progress: progress,
+func (s *Server) Rollback(ctx context.Context, r *api.RollbackRequest, to send) error {
+	return applying(ctx, to, func(ctx context.Context, progress func(apply.Progress)) (*apply.Result, error) {
+		result, err := s.applier.Rollback(ctx, apply.Request{
+			Credential: control.Credential(r.GetCredential()), BytesPerSecond: r.GetBytesPerSecond(), Progress: progress,
 		})
 		return &result, err
 	})
@@ -153,18 +160,15 @@ func (s *Server) Rollback(r *api.RollbackRequest, stream grpc.ServerStreamingSer
 const applyEvery = 100 * time.Millisecond
 
 // applying runs a call that applies a lock, and sends its progress and its result.
-func (s *Server) applying(stream grpc.ServerStreamingServer[api.ApplyResponse], method string, run func(context.Context, func(apply.Progress)) (*apply.Result, error)) error {
-	_, err := guarded(stream.Context(), s, method, func(ctx context.Context) (struct{}, error) {
-		p := sendProgress(stream)
-		defer p.close() // also after a panic
-		result, err := run(ctx, p.report)
-		p.close()
-		if err != nil || result == nil {
-			return struct{}{}, err
-		}
-		return struct{}{}, stream.Send(&api.ApplyResponse{Result: applyResult(*result)})
-	})
-	return err
+func applying(ctx context.Context, to send, run func(context.Context, func(apply.Progress)) (*apply.Result, error)) error {
+	p := sendProgress(to)
+	defer p.close() // also after a panic
+	result, err := run(ctx, p.report)
+	p.close()
+	if err != nil || result == nil {
+		return err
+	}
+	return to(&api.ApplyResponse{Result: applyResult(*result)})
 }
 
 // applyProgress sends progress at intervals, and each new phase. An apply does not wait for a caller that does not receive.
@@ -181,12 +185,12 @@ type applyProgress struct {
 // maxQueued is the maximum number of messages that wait until the caller receives them.
 const maxQueued = 16
 
-func sendProgress(stream grpc.ServerStreamingServer[api.ApplyResponse]) *applyProgress {
+func sendProgress(to send) *applyProgress {
 	p := &applyProgress{queue: make(chan apply.Progress, maxQueued), sent: make(chan struct{})}
 	go func() {
 		defer close(p.sent)
 		for now := range p.queue {
-			_ = stream.Send(&api.ApplyResponse{Progress: progressOf(now)}) // the context ends if the caller has gone
+			_ = to(&api.ApplyResponse{Progress: progressOf(now)}) // the context ends if the caller has gone
 		}
 	}()
 	return p
@@ -239,25 +243,21 @@ func LockEvent(r apply.Result) *api.LockEvent {
 
 // RemoveLock implements the API.
 func (s *Server) RemoveLock(ctx context.Context, r *api.RemoveLockRequest) (*api.RemoveLockResponse, error) {
-	return guarded(ctx, s, "RemoveLock", func(ctx context.Context) (*api.RemoveLockResponse, error) {
-		result, err := s.config.Locks.Remove(ctx, r.GetPrevious())
-		if err != nil {
-			return nil, err
-		}
-		return &api.RemoveLockResponse{Result: applyResult(result)}, nil
-	})
+	result, err := s.applier.Remove(ctx, r.GetPrevious())
+	if err != nil {
+		return nil, err
+	}
+	return &api.RemoveLockResponse{Result: applyResult(result)}, nil
 }
 
 // LockStatus implements the API.
 func (s *Server) LockStatus(ctx context.Context, _ *api.LockStatusRequest) (*api.LockStatusResponse, error) {
-	return guarded(ctx, s, "LockStatus", func(ctx context.Context) (*api.LockStatusResponse, error) {
-		st := s.config.Locks.Status()
-		used, err := s.config.Locks.Usage(ctx)
-		if err != nil {
-			return nil, err
-		}
-		return lockStatus(st, used), nil
-	})
+	st := s.applier.Status()
+	used, err := s.applier.Usage(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return lockStatus(st, used), nil
 }
 
 func lockStatus(st apply.Status, used apply.Usage) *api.LockStatusResponse {
@@ -312,7 +312,7 @@ func lockedImage(i apply.ImageStatus, containers int, c *api.LockCounts) *api.Lo
 
 func targets(all []runtimeplatform.Target) (converted []*api.Target) {
 	for _, t := range all {
-		converted = append(converted, target(t))
+		converted = append(converted, control.Target(t))
 	}
 	return converted
 }
