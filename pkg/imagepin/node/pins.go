@@ -10,6 +10,7 @@ import (
 
 	api "github.com/imagepin/imagepin/api/imagepin/v1"
 	"github.com/imagepin/imagepin/pkg/imagepin/control"
+	"github.com/imagepin/imagepin/pkg/imagepin/internal/pause"
 	"github.com/imagepin/imagepin/pkg/imagepin/metrics"
 	"github.com/imagepin/imagepin/pkg/imagepin/pin"
 	"github.com/imagepin/imagepin/pkg/imagepin/policy"
@@ -48,14 +49,7 @@ func (n *Node) notify(ctx context.Context, e pin.Event, p pin.Pin, previous dige
 // sweep removes unused pins, images, snapshots and leases periodically until ctx ends. It retains images that a pin could
 // not retain before.
 func (s *Service) sweep(ctx context.Context) {
-	tick := time.NewTicker(sweepPeriod)
-	defer tick.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-tick.C:
-		}
+	for pause.Wait(ctx, sweepPeriod) == nil {
 		if err := s.expirePins(ctx); err != nil && ctx.Err() == nil {
 			log.G(ctx).WithError(err).Warn("failed to remove expired pins")
 		}

@@ -36,15 +36,8 @@ type waiting struct {
 
 // run claims provisional pins until ctx ends.
 func (s *settler) run(ctx context.Context) {
-	tick := time.NewTicker(settlePeriod)
-	defer tick.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-tick.C:
-			s.once(ctx)
-		}
+	for pause.Wait(ctx, settlePeriod) == nil {
+		s.once(ctx)
 	}
 }
 
