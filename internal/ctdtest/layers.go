@@ -12,6 +12,8 @@ import (
 	"github.com/opencontainers/image-spec/identity"
 	specs "github.com/opencontainers/image-spec/specs-go"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+
+	"github.com/imagepin/imagepin/internal/upstream"
 )
 
 // Layers adds an image with these uncompressed layers, lowest first. Layer is its last one.
@@ -50,7 +52,7 @@ func (n *Node) ApplyLayers(ctx context.Context, id, chainID digest.Digest, layer
 	if err != nil {
 		return err
 	}
-	label := "containerd.io/gc.ref.snapshot." + snapshotter
+	label := upstream.SnapshotRef + snapshotter
 	_, err = n.Content.Update(ctx, content.Info{Digest: id, Labels: map[string]string{label: chainID.String()}}, "labels."+label)
 	return err
 }

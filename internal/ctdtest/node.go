@@ -23,6 +23,8 @@ import (
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	bolt "go.etcd.io/bbolt"
+
+	"github.com/imagepin/imagepin/internal/upstream"
 )
 
 // Namespace is the namespace in the contexts of a Node.
@@ -114,7 +116,7 @@ func (n *Node) ContentDir() string { return filepath.Join(n.Dir, "content") }
 
 // File returns the path of a blob in the content store.
 func (n *Node) File(d digest.Digest) string {
-	return filepath.Join(n.ContentDir(), "blobs", d.Algorithm().String(), d.Encoded())
+	return filepath.Join(n.ContentDir(), upstream.BlobsDir, d.Algorithm().String(), d.Encoded())
 }
 
 // InNamespace returns the test's context with another namespace.
@@ -190,7 +192,7 @@ func (n *Node) Unpack(ctx context.Context, t testing.TB, img Image, snapshotter 
 		noError(t, err)
 		noError(t, sn.Commit(ctx, img.ChainID.String(), key))
 	}
-	label := "containerd.io/gc.ref.snapshot." + snapshotter
+	label := upstream.SnapshotRef + snapshotter
 	_, err := n.Content.Update(ctx, content.Info{
 		Digest: img.Config.Digest, Labels: map[string]string{label: img.ChainID.String()},
 	}, "labels."+label)

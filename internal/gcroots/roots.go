@@ -14,6 +14,8 @@ import (
 	"github.com/containerd/containerd/v2/pkg/gc"
 	"github.com/containerd/containerd/v2/pkg/namespaces"
 	"github.com/containerd/errdefs"
+
+	"github.com/imagepin/imagepin/internal/upstream"
 )
 
 // ResourceType is the type to register [Roots] with, see [metadata.DB.RegisterCollectibleResource]. There are no resources
@@ -58,9 +60,9 @@ func nodesOf(ctx context.Context, resources []leases.Resource) ([]gc.Node, error
 	nodes := make([]gc.Node, len(resources))
 	for i, res := range resources {
 		node := gc.Node{Type: metadata.ResourceContent, Namespace: namespace, Key: res.ID}
-		if snapshotter, ok := strings.CutPrefix(res.Type, "snapshots/"); ok {
+		if snapshotter, ok := strings.CutPrefix(res.Type, upstream.SnapshotType); ok {
 			node.Type, node.Key = metadata.ResourceSnapshot, snapshotter+"/"+res.ID
-		} else if res.Type != "content" {
+		} else if res.Type != upstream.ContentType {
 			return nil, fmt.Errorf("hold a resource of type %q: %w", res.Type, errdefs.ErrNotImplemented)
 		}
 		nodes[i] = node

@@ -17,6 +17,7 @@ const module = "github.com/imagepin/imagepin/"
 // layers are the packages of this module from the lowest layer to the highest. A package imports only packages of lower
 // layers.
 var layers = [][]string{
+	{"internal/upstream"},
 	{"api/imagepin/v1", "api/v1alpha1", "internal/blobcache", "internal/failpoint", "internal/gcroots", "internal/gunzip", "internal/jsontext", "internal/similar", "internal/yamldoc", "pkg/imagepin/durable", "pkg/runtimeplatform", "pkg/imagepin/internal/blobtable", "pkg/imagepin/internal/errno", "pkg/imagepin/internal/family", "pkg/imagepin/internal/keyed", "pkg/imagepin/internal/order", "pkg/imagepin/internal/flight", "pkg/imagepin/internal/pause", "pkg/imagepin/internal/pieces", "pkg/imagepin/layerfiles", "pkg/imagepin/policy", "version"},
 	{"pkg/imagepin"},
 	{"pkg/imagepin/internal/blobs"},

@@ -21,14 +21,8 @@ import (
 	"github.com/opencontainers/go-digest"
 	"github.com/opencontainers/image-spec/identity"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
-)
 
-// The labels of internal/cri/labels/labels.go.
-const (
-	managedLabel = "io.cri-containerd.image"
-	managedValue = "managed"
-	pinnedLabel  = "io.cri-containerd.pinned"
-	pinnedValue  = "pinned"
+	"github.com/imagepin/imagepin/internal/upstream"
 )
 
 // Image models Image of internal/cri/store/image/image.go.
@@ -119,9 +113,9 @@ func (s *Service) UpdateImage(ctx context.Context, name string) error {
 
 // labels models getLabels of internal/cri/server/images/image_pull.go.
 func (s *Service) labels(name string) map[string]string {
-	l := map[string]string{managedLabel: managedValue}
+	l := map[string]string{upstream.ImageLabel: upstream.Managed}
 	if slices.Contains(s.config.PinnedImages, name) {
-		l[pinnedLabel] = pinnedValue
+		l[upstream.PinnedLabel] = upstream.Pinned
 	}
 	return l
 }
@@ -138,11 +132,11 @@ func (s *Service) createOrUpdate(ctx context.Context, name string, target ocispe
 		return err
 	}
 	paths := []string{"target"}
-	if old.Labels[managedLabel] != labels[managedLabel] {
-		paths = append(paths, "labels."+managedLabel)
+	if old.Labels[upstream.ImageLabel] != labels[upstream.ImageLabel] {
+		paths = append(paths, "labels."+upstream.ImageLabel)
 	}
-	if old.Labels[pinnedLabel] != labels[pinnedLabel] && labels[pinnedLabel] == pinnedValue {
-		paths = append(paths, "labels."+pinnedLabel)
+	if old.Labels[upstream.PinnedLabel] != labels[upstream.PinnedLabel] && labels[upstream.PinnedLabel] == upstream.Pinned {
+		paths = append(paths, "labels."+upstream.PinnedLabel)
 	}
 	if old.Target.Digest == target.Digest && len(paths) < 2 {
 		return nil
@@ -236,7 +230,7 @@ func (s *Service) read(ctx context.Context, i images.Image) (*Image, error) {
 	return &Image{
 		ID: desc.Digest.String(), References: []string{i.Name},
 		ChainID: identity.ChainID(slices.Clone(spec.RootFS.DiffIDs)),
-		Pinned:  i.Labels[pinnedLabel] == pinnedValue, User: spec.Config.User,
+		Pinned:  i.Labels[upstream.PinnedLabel] == upstream.Pinned, User: spec.Config.User,
 	}, nil
 }
 

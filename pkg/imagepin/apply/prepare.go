@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/imagepin/imagepin/internal/failpoint"
+	"github.com/imagepin/imagepin/internal/upstream"
 	"github.com/imagepin/imagepin/pkg/imagepin"
 	"github.com/imagepin/imagepin/pkg/imagepin/applied"
 	"github.com/imagepin/imagepin/pkg/imagepin/lock"
@@ -58,7 +59,7 @@ func (a *Applier) hold(ctx context.Context, d digest.Digest) error {
 	if !ok {
 		return fmt.Errorf("no lease: %w", errdefs.ErrFailedPrecondition)
 	}
-	return a.config.Leases.AddResource(ctx, leases.Lease{ID: id}, leases.Resource{ID: d.String(), Type: "content"})
+	return a.config.Leases.AddResource(ctx, leases.Lease{ID: id}, leases.Resource{ID: d.String(), Type: upstream.ContentType})
 }
 
 // making is the state of makeReady.

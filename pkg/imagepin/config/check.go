@@ -11,6 +11,7 @@ import (
 	"github.com/pelletier/go-toml/v2"
 
 	"github.com/imagepin/imagepin/internal/similar"
+	"github.com/imagepin/imagepin/internal/upstream"
 )
 
 // CheckPlugins checks the plugins table of containerd's config.toml without a running containerd. It checks the
@@ -42,13 +43,10 @@ func CheckPlugins(plugins map[string]any, proxies []string) (checked Settings, w
 	return checked, warnings, errors.Join(append([]error{wrong, err}, unknown...)...)
 }
 
-// builtin are the snapshotters that are built into containerd. Some distributions leave some out.
-var builtin = []string{"blockfile", "btrfs", "devmapper", "erofs", "native", "overlayfs", "windows", "windows-lcow", "zfs"}
-
 // unknownSnapshotters returns an error for each key that names a snapshotter that is neither built into containerd nor one of
 // proxies.
 func (c CRI) unknownSnapshotters(proxies []string) (errs []error) {
-	known := slices.Concat(builtin, proxies)
+	known := slices.Concat(upstream.Snapshotters, proxies)
 	check := func(section, key, name string) {
 		if name == "" || slices.Contains(known, name) {
 			return
@@ -66,9 +64,6 @@ func (c CRI) unknownSnapshotters(proxies []string) (errs []error) {
 	return errs
 }
 
-// runtimeSectionV2 is the name of runtimeSection in version 2 of the configuration.
-const runtimeSectionV2 = "io.containerd.grpc.v1.cri"
-
 // offlineCRI reads the configuration of containerd's CRI plugins and metadata database from a plugins table. Keys that are not in the table
 // have containerd's defaults, as far as they matter here.
 func offlineCRI(plugins map[string]any) (CRI, error) {
@@ -84,7 +79,7 @@ func offlineCRI(plugins map[string]any) (CRI, error) {
 		name string
 		into any
 	}{
-		{ImagesSection, &c.Images}, {runtimeSectionV2, &c.Runtime}, {runtimeSection, &c.Runtime}, {metadataSection, &c.Metadata},
+		{ImagesSection, &c.Images}, {CRISection, &c.Runtime}, {runtimeSection, &c.Runtime}, {metadataSection, &c.Metadata},
 	} {
 		table, ok := plugins[s.name]
 		if !ok {

@@ -20,6 +20,8 @@ const (
 	ImagesSection = "io.containerd.cri.v1.images"
 	// runtimeSection is the section of containerd's CRI runtime plugin.
 	runtimeSection = "io.containerd.cri.v1.runtime"
+	// CRISection is the section of both in version 2 of the configuration, and the URI of the plugin that serves the CRI.
+	CRISection = "io.containerd.grpc.v1.cri"
 )
 
 // Images has the keys of [plugins."io.containerd.cri.v1.images"] that imagepin reads. They are keys of containerd's

@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"slices"
 
+	"github.com/containerd/containerd/v2/plugins"
 	"github.com/containerd/platforms"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
@@ -70,9 +71,6 @@ func (i Images) UnknownPlatforms() (errs []error) {
 	return errs
 }
 
-// runcType is the type of runtimes that run containers on the kernel of the node, and the default.
-const runcType = "io.containerd.runc.v2"
-
 // emulatedPlatforms returns a warning for each platform that the kernel of this machine cannot run. binfmt is the directory of
 // the kernel's list of emulators.
 func (c CRI) emulatedPlatforms(binfmt string) (warnings []string) {
@@ -81,7 +79,7 @@ func (c CRI) emulatedPlatforms(binfmt string) (warnings []string) {
 		text := c.Images.RuntimePlatforms[handler].Platform
 		spec, err := platforms.Parse(text)
 		runtime := c.Runtime.Containerd.Runtimes[handler].Type
-		if text == "" || err != nil || runtime != "" && runtime != runcType || runs.Match(spec) || mayRun(own, platforms.Normalize(spec)) || emulates(binfmt, platforms.Normalize(spec)) {
+		if text == "" || err != nil || runtime != "" && runtime != plugins.RuntimeRuncV2 || runs.Match(spec) || mayRun(own, platforms.Normalize(spec)) || emulates(binfmt, platforms.Normalize(spec)) {
 			continue
 		}
 		warnings = append(warnings, fmt.Sprintf("[plugins.%q] runtime_platforms.%s.platform: this machine is %s and has no emulator for %s (binfmt_misc)",

@@ -13,6 +13,7 @@ import (
 	"github.com/docker/go-units"
 	"github.com/pelletier/go-toml/v2"
 
+	"github.com/imagepin/imagepin/internal/upstream"
 	"github.com/imagepin/imagepin/pkg/imagepin/policy"
 	"github.com/imagepin/imagepin/pkg/runtimeplatform"
 )
@@ -117,7 +118,7 @@ func DefaultConfig() Config {
 	return Config{
 		PullBehavior:         string(policy.Default),
 		VersionConsistency:   string(policy.Off),
-		WorkloadLabels:       []string{"pod-template-hash", "controller-revision-hash"},
+		WorkloadLabels:       []string{"pod-template-hash", upstream.RevisionLabel},
 		PinTTL:               (30 * 24 * time.Hour).String(),
 		MaxPinsPerNamespace:  1000,
 		MaxRetainedBytes:     10 << 30,

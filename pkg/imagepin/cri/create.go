@@ -25,9 +25,8 @@ const namesPoll = 5 * time.Millisecond
 type createFunc func(context.Context, *runtime.CreateContainerRequest) (*runtime.CreateContainerResponse, error)
 
 // createFromImages creates a container upstream from images that are ready. Upstream reads an image by the first name
-// that it knows for the image ID, which is a tag if there is one (toContainerdImage in
-// internal/cri/server/helpers.go of containerd). It learns from events that a tag has been moved or removed. Until then,
-// it fails or creates the container from the snapshot of another image. createFromImages then removes the container,
+// that it knows for the image ID, which is a tag if there is one (see package upstream). It learns from events that a tag has been
+// moved or removed. Until then, it fails or creates the container from the snapshot of another image. createFromImages then removes the container,
 // waits until upstream knows the names, and tries again. It fails with UpstreamNotSynced (ErrUnavailable) if upstream
 // does not learn them in time.
 func (s *containers) createFromImages(ctx context.Context, r *runtime.CreateContainerRequest, t runtimeplatform.Target, next createFunc) (*runtime.CreateContainerResponse, error) {

@@ -21,8 +21,7 @@ const errorDomain = "imagepin.io"
 // toStatus returns the gRPC status of err for a CRI client. It does not change the statuses of upstream.
 //
 // kubelet maps two errors of PullImage to reasons of their own. It recognizes them by the beginning of the text, and
-// only if the code is Unknown (k8s.io/cri-api/pkg/errors; convertToImagePullError in
-// pkg/kubelet/images/image_manager.go). For these two, the class is in the details only.
+// only if the code is Unknown (see package upstream). For these two, the class is in the details only.
 func toStatus(err error) error {
 	var e *imagepin.Error
 	if errors.As(err, &e) {

@@ -11,21 +11,10 @@ import (
 	"google.golang.org/grpc/status"
 	runtime "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/imagepin/imagepin/internal/upstream"
 	"github.com/imagepin/imagepin/pkg/imagepin"
 	"github.com/imagepin/imagepin/pkg/imagepin/policy"
 	"github.com/imagepin/imagepin/pkg/runtimeplatform"
-)
-
-const (
-	// configSeenAnnotation is set by kubelet on every pod, to the time it saw the pod's configuration
-	// (pkg/kubelet/types/constants.go). The value has nanoseconds, so it identifies the pod.
-	configSeenAnnotation = "kubernetes.io/config.seen"
-	// handlerAnnotation names the handler for clients that do not set ImageSpec.runtime_handler (containerd's pkg/cri
-	// annotations).
-	handlerAnnotation = "io.containerd.cri.runtime-handler"
-	// untrustedAnnotation makes upstream use the handler "untrusted" if a pod names none.
-	untrustedAnnotation = "io.kubernetes.cri.untrusted-workload"
-	untrustedHandler    = "untrusted"
 )
 
 // lookup returns the runtime of a handler. It fails with [imagepin.UnknownRuntimeHandler].
@@ -65,7 +54,7 @@ func (s *base) callerOf(ctx context.Context, spec *runtime.ImageSpec, config *ru
 	case known != nil:
 		handler = known.handler
 	default:
-		handler = cmp.Or(spec.GetAnnotations()[handlerAnnotation], config.GetAnnotations()[handlerAnnotation])
+		handler = cmp.Or(spec.GetAnnotations()[upstream.HandlerAnnotation], config.GetAnnotations()[upstream.HandlerAnnotation])
 	}
 	if known != nil {
 		c.pod = known.pod
@@ -88,8 +77,8 @@ func sandboxHandler(r *runtime.RunPodSandboxRequest) string {
 	if h := r.GetRuntimeHandler(); h != "" {
 		return h
 	}
-	if r.GetConfig().GetAnnotations()[untrustedAnnotation] == "true" {
-		return untrustedHandler
+	if r.GetConfig().GetAnnotations()[upstream.UntrustedAnnotation] == "true" {
+		return upstream.UntrustedHandler
 	}
 	return ""
 }
@@ -101,7 +90,7 @@ func podMarks(uid string, annotations ...map[string]string) []string {
 		marks = append(marks, "uid "+uid)
 	}
 	for _, a := range annotations {
-		if seen := a[configSeenAnnotation]; seen != "" {
+		if seen := a[upstream.SeenAnnotation]; seen != "" {
 			marks = append(marks, "seen "+seen)
 		}
 	}

@@ -13,6 +13,7 @@ import (
 	runtime "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/imagepin/imagepin/internal/ctdtest"
+	"github.com/imagepin/imagepin/internal/upstream"
 	"github.com/imagepin/imagepin/pkg/imagepin"
 	"github.com/imagepin/imagepin/pkg/runtimeplatform"
 )
@@ -58,7 +59,7 @@ func podSandbox(id, handler, uid, seen string, created int64) *runtime.PodSandbo
 		Metadata: &runtime.PodSandboxMetadata{Uid: uid},
 	}
 	if seen != "" {
-		s.Annotations = map[string]string{configSeenAnnotation: seen}
+		s.Annotations = map[string]string{upstream.SeenAnnotation: seen}
 	}
 	return s
 }
@@ -162,18 +163,18 @@ func TestCallerOf(t *testing.T) {
 		"handler":                        {&runtime.ImageSpec{RuntimeHandler: "arm"}, nil, "arm", true},
 		"handler overrides sandbox":      {&runtime.ImageSpec{RuntimeHandler: "arm"}, pod("pod", nil), "arm", true},
 		"pod by UID":                     {&runtime.ImageSpec{}, pod("pod", nil), "kata", true},
-		"pod by image annotation":        {&runtime.ImageSpec{Annotations: annotated(configSeenAnnotation, "time")}, nil, "kata", true},
-		"pod by sandbox annotation":      {&runtime.ImageSpec{}, pod("", annotated(configSeenAnnotation, "time")), "kata", true},
-		"sandbox overrides annotation":   {&runtime.ImageSpec{Annotations: annotated(handlerAnnotation, "arm", configSeenAnnotation, "time")}, nil, "kata", true},
-		"annotation of the image":        {&runtime.ImageSpec{Annotations: annotated(handlerAnnotation, "arm")}, nil, "arm", true},
-		"annotation of the pod":          {&runtime.ImageSpec{}, pod("unknown", annotated(handlerAnnotation, "arm")), "arm", true},
+		"pod by image annotation":        {&runtime.ImageSpec{Annotations: annotated(upstream.SeenAnnotation, "time")}, nil, "kata", true},
+		"pod by sandbox annotation":      {&runtime.ImageSpec{}, pod("", annotated(upstream.SeenAnnotation, "time")), "kata", true},
+		"sandbox overrides annotation":   {&runtime.ImageSpec{Annotations: annotated(upstream.HandlerAnnotation, "arm", upstream.SeenAnnotation, "time")}, nil, "kata", true},
+		"annotation of the image":        {&runtime.ImageSpec{Annotations: annotated(upstream.HandlerAnnotation, "arm")}, nil, "arm", true},
+		"annotation of the pod":          {&runtime.ImageSpec{}, pod("unknown", annotated(upstream.HandlerAnnotation, "arm")), "arm", true},
 		"unrelated annotations":          {&runtime.ImageSpec{Annotations: annotated("a", "b")}, nil, "runc", true},
 		"unknown sandbox":                {&runtime.ImageSpec{}, pod("unknown", nil), "runc", true},
-		"unknown mark":                   {&runtime.ImageSpec{Annotations: annotated(configSeenAnnotation, "after a restart", "a", "b")}, nil, "runc", false},
-		"handler and an unknown mark":    {&runtime.ImageSpec{RuntimeHandler: "arm", Annotations: annotated(configSeenAnnotation, "after a restart")}, nil, "arm", true},
-		"annotation and an unknown mark": {&runtime.ImageSpec{Annotations: annotated(handlerAnnotation, "arm", configSeenAnnotation, "after a restart")}, nil, "arm", true},
+		"unknown mark":                   {&runtime.ImageSpec{Annotations: annotated(upstream.SeenAnnotation, "after a restart", "a", "b")}, nil, "runc", false},
+		"handler and an unknown mark":    {&runtime.ImageSpec{RuntimeHandler: "arm", Annotations: annotated(upstream.SeenAnnotation, "after a restart")}, nil, "arm", true},
+		"annotation and an unknown mark": {&runtime.ImageSpec{Annotations: annotated(upstream.HandlerAnnotation, "arm", upstream.SeenAnnotation, "after a restart")}, nil, "arm", true},
 		"unknown handler":                {&runtime.ImageSpec{RuntimeHandler: "gone"}, nil, "", true},
-		"unknown handler by annotation":  {&runtime.ImageSpec{Annotations: annotated(handlerAnnotation, "gone")}, nil, "", true},
+		"unknown handler by annotation":  {&runtime.ImageSpec{Annotations: annotated(upstream.HandlerAnnotation, "gone")}, nil, "", true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := &base{Config: Config{Runtimes: ctdtest.Always(set)}}
@@ -236,43 +237,14 @@ func TestSandboxByShortID(t *testing.T) {
 }
 
 func TestSandboxHandler(t *testing.T) {
-	untrusted := map[string]string{untrustedAnnotation: "true"}
+	untrusted := map[string]string{upstream.UntrustedAnnotation: "true"}
 	for want, r := range map[string]*runtime.RunPodSandboxRequest{
-		"":               {Config: &runtime.PodSandboxConfig{Annotations: map[string]string{untrustedAnnotation: "false"}}},
-		"kata":           {RuntimeHandler: "kata", Config: &runtime.PodSandboxConfig{Annotations: untrusted}},
-		untrustedHandler: {Config: &runtime.PodSandboxConfig{Annotations: untrusted}},
+		"":                        {Config: &runtime.PodSandboxConfig{Annotations: map[string]string{upstream.UntrustedAnnotation: "false"}}},
+		"kata":                    {RuntimeHandler: "kata", Config: &runtime.PodSandboxConfig{Annotations: untrusted}},
+		upstream.UntrustedHandler: {Config: &runtime.PodSandboxConfig{Annotations: untrusted}},
 	} {
 		if got := sandboxHandler(r); got != want {
 			t.Errorf("got %q, want %q", got, want)
-		}
-	}
-}
-
-// TestUserOf has the cases of getUserFromImage in containerd's internal/cri/server/images/image_status.go.
-func TestUserOf(t *testing.T) {
-	for in, want := range map[string]struct {
-		uid  int64
-		name string
-		has  bool
-	}{
-		"":                       {0, "", false},
-		"0":                      {0, "", true},
-		"1000":                   {1000, "", true},
-		"1000:2000":              {1000, "", true},
-		"-1":                     {-1, "", true},
-		"nobody":                 {0, "nobody", false},
-		"nobody:users":           {0, "nobody", false},
-		"1000:users":             {1000, "", true},
-		":2000":                  {0, "", false},
-		"a:b:c":                  {0, "a", false},
-		" 1":                     {0, " 1", false},
-		"0x10":                   {0, "0x10", false},
-		"9223372036854775808":    {0, "9223372036854775808", false},
-		"ContainerAdministrator": {0, "ContainerAdministrator", false},
-	} {
-		uid, name := userOf(in)
-		if (uid != nil) != want.has || uid.GetValue() != want.uid || name != want.name {
-			t.Errorf("%q: got %v, %q, want %+v", in, uid, name, want)
 		}
 	}
 }

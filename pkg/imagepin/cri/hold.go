@@ -7,6 +7,7 @@ import (
 
 	"github.com/containerd/containerd/v2/core/leases"
 
+	"github.com/imagepin/imagepin/internal/upstream"
 	"github.com/imagepin/imagepin/pkg/imagepin"
 )
 
@@ -40,9 +41,9 @@ func (s *containers) holdImages(ctx context.Context, entries ...imagepin.Entry) 
 func needed(entries []imagepin.Entry) []leases.Resource {
 	var all []leases.Resource
 	for _, e := range entries {
-		all = append(all, leases.Resource{ID: e.Manifest.String(), Type: "content"})
+		all = append(all, leases.Resource{ID: e.Manifest.String(), Type: upstream.ContentType})
 		if e.ChainID != "" {
-			all = append(all, leases.Resource{ID: e.ChainID.String(), Type: "snapshots/" + e.Target.Snapshotter})
+			all = append(all, leases.Resource{ID: e.ChainID.String(), Type: upstream.SnapshotType + e.Target.Snapshotter})
 		}
 	}
 	return all

@@ -7,6 +7,7 @@ import (
 	"github.com/distribution/reference"
 	runtime "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/imagepin/imagepin/internal/upstream"
 	"github.com/imagepin/imagepin/pkg/imagepin"
 	"github.com/imagepin/imagepin/pkg/imagepin/store"
 )
@@ -30,7 +31,7 @@ func (s *imageCalls) toCRI(img store.Image) *runtime.Image {
 		targets = append(targets, e.Target.String())
 		pinned = pinned || slices.Contains(s.Settings().PinnedImages, e.Ref) || s.Pins.Retains(e.Root.Digest)
 	}
-	uid, username := userOf(img.Entries[0].User)
+	uid, username := upstream.ImageUser(img.Entries[0].User)
 	return &runtime.Image{
 		Id:          img.ID.String(),
 		RepoTags:    distinct(tags),
@@ -48,7 +49,7 @@ func (s *imageCalls) toCRI(img store.Image) *runtime.Image {
 
 // untaggedImage returns the CRI message of an image without keys.
 func untaggedImage(u store.Untagged) *runtime.Image {
-	uid, username := userOf(u.User)
+	uid, username := upstream.ImageUser(u.User)
 	return &runtime.Image{
 		Id: u.ImageID.String(), Size: uint64(u.Size), Uid: uid, Username: username,
 		Spec: &runtime.ImageSpec{Image: u.ImageID.String()},

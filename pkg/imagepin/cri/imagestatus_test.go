@@ -17,6 +17,7 @@ import (
 	runtime "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/imagepin/imagepin/internal/ctdtest"
+	"github.com/imagepin/imagepin/internal/upstream"
 	"github.com/imagepin/imagepin/pkg/imagepin"
 	"github.com/imagepin/imagepin/pkg/imagepin/decide"
 	"github.com/imagepin/imagepin/pkg/imagepin/pin"
@@ -255,7 +256,7 @@ func TestImageStatusOfPinnedTag(t *testing.T) {
 			p.expectStatus("the other digest is ready for the handler", &runtime.ImageSpec{Image: pinnedTag, Annotations: b, RuntimeHandler: "other"}, &v2)
 
 			// After kubelet restarts, a pod has another mark. Its target is known only if the call has a handler.
-			again := spec(map[string]string{configSeenAnnotation: "seen-again"})
+			again := spec(map[string]string{upstream.SeenAnnotation: "seen-again"})
 			p.expectStatus("an unknown mark", again, &v2)
 		})
 	}
@@ -293,12 +294,12 @@ func TestImageStatusWithAnUnknownMark(t *testing.T) {
 	v := versionOf("one", "1000")
 	p := newPinnedNode(t, policy.Off)
 	p.put(v, "other", pinnedTag, v.byDigest)
-	unknown := map[string]string{configSeenAnnotation: "after the restart", "io.example/note": "x"}
+	unknown := map[string]string{upstream.SeenAnnotation: "after the restart", "io.example/note": "x"}
 	p.expectStatus("an unknown mark", &runtime.ImageSpec{Image: pinnedTag, Annotations: unknown}, &v)
 	p.expectStatus("the pod's own mark", &runtime.ImageSpec{Image: pinnedTag, Annotations: p.runSandbox("a", "other")}, &v)
 	p.expectStatus("a pod of the default class", &runtime.ImageSpec{Image: pinnedTag, Annotations: p.runSandbox("b", "")}, nil)
 	p.expectStatus("annotations without a mark", &runtime.ImageSpec{Image: pinnedTag, Annotations: map[string]string{"a": "b"}}, nil)
-	unknown[handlerAnnotation] = "runc"
+	unknown[upstream.HandlerAnnotation] = "runc"
 	p.expectStatus("an unknown mark and a handler", &runtime.ImageSpec{Image: pinnedTag, Annotations: unknown}, nil)
 	p.expectStatus("an unknown mark with the gate on", &runtime.ImageSpec{Image: pinnedTag, Annotations: unknown, RuntimeHandler: "other"}, &v)
 }
@@ -356,7 +357,7 @@ func TestUnknownMarkIgnoresPinsOfOthers(t *testing.T) {
 			p.pin(policy.WorkloadScope("team", "pod-template-hash", "a"), v1, test.by)
 			test.asPinned(p, p.runSandbox("a", ""))
 
-			restarted := &runtime.ImageSpec{Image: pinnedTag, Annotations: map[string]string{configSeenAnnotation: "after the restart"}}
+			restarted := &runtime.ImageSpec{Image: pinnedTag, Annotations: map[string]string{upstream.SeenAnnotation: "after the restart"}}
 			p.expectStatus("an unknown mark", restarted, &v2)
 			p.expectStatus("its user", &runtime.ImageSpec{Image: pinnedTag}, &v2)
 			c, pod := &containers{p.base}, policy.Pod{Namespace: "other", Name: "web", UID: "uid", Labels: map[string]string{"pod-template-hash": "fresh"}}
@@ -390,7 +391,7 @@ func TestImageStatusOfNodePin(t *testing.T) {
 			p := newPinnedNode(t, c.consistency)
 			p.put(v2, "", pinnedTag, v2.byDigest)
 			handler := &runtime.ImageSpec{Image: pinnedTag, RuntimeHandler: "runc"}
-			unknown := &runtime.ImageSpec{Image: pinnedTag, Annotations: map[string]string{configSeenAnnotation: "after the restart"}}
+			unknown := &runtime.ImageSpec{Image: pinnedTag, Annotations: map[string]string{upstream.SeenAnnotation: "after the restart"}}
 			p.expectStatus("no pin", handler, &v2)
 			p.pin(policy.NodeScope, v1, c.by)
 			p.expectStatus("the pinned digest is not on the node", handler, nil)
@@ -417,7 +418,7 @@ func TestImageStatusOfNodePin(t *testing.T) {
 // pod's pin.
 func TestImageStatusOfUnknownPodThatOverrides(t *testing.T) {
 	v1, v2 := versionOf("one", "1000"), versionOf("two", "")
-	unknown := map[string]string{configSeenAnnotation: "after the restart"}
+	unknown := map[string]string{upstream.SeenAnnotation: "after the restart"}
 	for _, test := range []struct {
 		rule, annotation policy.Consistency
 		want             *version

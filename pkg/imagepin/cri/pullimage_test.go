@@ -14,6 +14,7 @@ import (
 	runtime "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/imagepin/imagepin/internal/ctdtest"
+	"github.com/imagepin/imagepin/internal/upstream"
 	"github.com/imagepin/imagepin/pkg/imagepin"
 	"github.com/imagepin/imagepin/pkg/imagepin/pull"
 	"github.com/imagepin/imagepin/pkg/runtimeplatform"
@@ -55,7 +56,7 @@ func TestLogOfUserIsBounded(t *testing.T) {
 	}
 
 	w := containerImage{spec: &runtime.ImageSpec{Image: digest.FromString("c").String()}, entry: e}
-	_, name := userOf(e.User)
+	_, name := upstream.ImageUser(e.User)
 	config := &runtime.ContainerConfig{Linux: &runtime.LinuxContainerConfig{SecurityContext: &runtime.LinuxContainerSecurityContext{RunAsUsername: name}}}
 	if err := checkImageUser(config, w, o); err == nil || !strings.Contains(err.Error(), "of another image for it") {
 		t.Errorf("got %.300v, want an error that says what happened", err)

@@ -2,35 +2,18 @@ package cri
 
 import (
 	"fmt"
-	"strconv"
-	"strings"
 
 	"github.com/containerd/errdefs"
 	"github.com/opencontainers/go-digest"
 	runtime "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/imagepin/imagepin/internal/upstream"
 	"github.com/imagepin/imagepin/pkg/imagepin"
 )
 
 // maxLoggedUser limits the length of a user in the log and in errors, in bytes. An image can have a user of any length,
 // and quoting makes it longer.
 const maxLoggedUser = 128
-
-// userOf parses the user of an image's configuration as containerd's CRI does (getUserFromImage in
-// internal/cri/server/images/image_status.go): a number is a UID, anything else is a name, and a group is dropped.
-func userOf(user string) (*runtime.Int64Value, string) {
-	user, _, _ = strings.Cut(user, ":")
-	if user == "" {
-		return nil, ""
-	}
-	if uid, err := strconv.ParseInt(user, 10, 64); err == nil {
-		return &runtime.Int64Value{Value: uid}, ""
-	}
-	return nil, user
-}
-
-// containerNameLabel is set by kubelet on every container (k8s.io/kubelet/pkg/types/labels.go).
-const containerNameLabel = "io.kubernetes.container.name"
 
 // checkImageUser fails if kubelet has looked up the user of another image than the one that the container runs. kubelet
 // looks up the user before it creates the container, without naming the pod, and gets that of the image that was
@@ -44,7 +27,7 @@ const containerNameLabel = "io.kubernetes.container.name"
 func checkImageUser(c *runtime.ContainerConfig, w containerImage, runs imagepin.Entry) error {
 	security := c.GetLinux().GetSecurityContext()
 	mine, mineByName := runAs(runs.User)
-	if given := security.GetRunAsUsername(); given != "" && given != mineByName && c.GetLabels()[containerNameLabel] != "" {
+	if given := security.GetRunAsUsername(); given != "" && given != mineByName && c.GetLabels()[upstream.ContainerNameLabel] != "" {
 		return otherUser(w, runs, given)
 	}
 	if _, err := digest.Parse(w.spec.GetImage()); err != nil || w.entry.ImageID == runs.ImageID {
@@ -70,9 +53,8 @@ func otherUser(w containerImage, runs imagepin.Entry, user string) error {
 	}
 }
 
-// runAs returns the user that kubelet runs a container as if the pod does not specify one, from the user of the image
-// (getImageUser in pkg/kubelet/kuberuntime).
+// runAs returns the user that kubelet runs a container as if the pod does not specify one, from the user of the image.
 func runAs(user string) (uid int64, name string) {
-	id, name := userOf(user)
+	id, name := upstream.ImageUser(user)
 	return id.GetValue(), name
 }

@@ -7,6 +7,7 @@ import (
 	"github.com/opencontainers/go-digest"
 	runtime "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/imagepin/imagepin/internal/upstream"
 	"github.com/imagepin/imagepin/pkg/imagepin"
 )
 
@@ -46,7 +47,7 @@ func TestCheckImageUser(t *testing.T) {
 // an image. Other clients can give any.
 func TestCheckImageUserName(t *testing.T) {
 	id := digest.FromString("one")
-	kubelet := map[string]string{containerNameLabel: "app"}
+	kubelet := map[string]string{upstream.ContainerNameLabel: "app"}
 	for name, test := range map[string]struct {
 		user     string // of the image
 		username string
@@ -78,10 +79,10 @@ func TestCheckImageUserName(t *testing.T) {
 // sandbox is removed.
 func TestUpdateMark(t *testing.T) {
 	x := newSandboxes(nil, nil)
-	s := &sandbox{handler: "h", marks: podMarks("uid", map[string]string{configSeenAnnotation: "first"})}
+	s := &sandbox{handler: "h", marks: podMarks("uid", map[string]string{upstream.SeenAnnotation: "first"})}
 	x.add("id", s)
 	for _, seen := range []string{"second", "second", "third"} {
-		config := &runtime.PodSandboxConfig{Annotations: map[string]string{configSeenAnnotation: seen}}
+		config := &runtime.PodSandboxConfig{Annotations: map[string]string{upstream.SeenAnnotation: seen}}
 		x.updateMark(s, config)
 		if x.findByMark(podMarks("", config.GetAnnotations())) != s {
 			t.Errorf("not found by %s", seen)
@@ -99,7 +100,7 @@ func TestUpdateMark(t *testing.T) {
 	if len(x.marks) > 0 || len(x.ids) > 0 {
 		t.Errorf("a removed sandbox is still cached: %v, %v", x.marks, x.ids)
 	}
-	x.updateMark(listed, &runtime.PodSandboxConfig{Annotations: map[string]string{configSeenAnnotation: "late"}})
+	x.updateMark(listed, &runtime.PodSandboxConfig{Annotations: map[string]string{upstream.SeenAnnotation: "late"}})
 	if len(x.marks) > 0 {
 		t.Errorf("updateMark added a removed sandbox: %v", x.marks)
 	}

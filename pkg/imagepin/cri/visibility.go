@@ -23,7 +23,7 @@ type Visibility struct {
 
 // WaitVisible implements [pull.Upstream]. If it waits in vain for a name, upstream's knowledge of the image ID is
 // sufficient: containers are created by ID. Upstream delays the events of a name by up to five minutes after it could not
-// read an image by that name (backOff in internal/cri/server/events/events.go of containerd).
+// read an image by that name (see package upstream).
 func (v Visibility) WaitVisible(ctx context.Context, id digest.Digest, names []string, wanted func(name string) bool) error {
 	caller := untraced(ctx)
 	ctx, cancel := context.WithTimeoutCause(caller, visibleTimeout, errUpstreamNotSynced)

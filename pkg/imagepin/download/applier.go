@@ -19,7 +19,7 @@ import (
 )
 
 // Applier unpacks layers while they are downloaded. While processors are free, it decompresses a layer ahead of unpacking,
-// in a goroutine of its own. Otherwise it does what containerd's walking differ does (core/diff/apply of containerd).
+// in a goroutine of its own. Otherwise it does what containerd's walking differ does.
 type Applier struct {
 	content  content.Provider
 	archives func(content.Provider) diff.Applier

@@ -52,7 +52,7 @@ func NewWindows(progressTimeout time.Duration) *Windows {
 
 // Writer implements content.Ingester. For a layer that is downloaded from its beginning, it returns a writer whose
 // Commit starts the download and returns. remotes.Fetch commits without a download if the Status of a writer has all
-// bytes (core/remotes/handlers.go of containerd).
+// bytes (see package upstream).
 func (s *Store) Writer(ctx context.Context, opts ...content.WriterOpt) (content.Writer, error) {
 	var o content.WriterOpts
 	for _, opt := range opts {
@@ -80,7 +80,7 @@ func (s *Store) Writer(ctx context.Context, opts ...content.WriterOpt) (content.
 }
 
 // isEmptyLayer reports whether a layer has no bytes. containerd does not fetch such a layer, because a registry that sends no
-// size looks like that (core/remotes/handlers.go). Here its digest is that of no bytes.
+// size looks like that. Here its digest is that of no bytes.
 func isEmptyLayer(desc ocispec.Descriptor) bool {
 	return desc.Size == 0 && images.IsLayerType(desc.MediaType) && desc.Digest.Validate() == nil && desc.Digest == desc.Digest.Algorithm().FromBytes(nil)
 }

@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/containerd/errdefs"
+
+	"github.com/imagepin/imagepin/internal/upstream"
 )
 
 // patience is how long [Barrier.SyncTrees] waits before it calls syncfs. syncfs writes what others have written too, so it makes their
@@ -27,7 +29,7 @@ func (b *Barrier) SyncTrees(ctx context.Context, root string, since time.Time, t
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	files := make(chan error, 1)
-	go func() { files <- b.syncTrees(ctx, filepath.Join(root, "snapshots"), trees...) }()
+	go func() { files <- b.syncTrees(ctx, filepath.Join(root, upstream.SnapshotsDir), trees...) }()
 	var system chan error // nil before syncfs is called
 	begin := func() {
 		if system == nil {

@@ -13,6 +13,8 @@ import (
 	"github.com/containerd/containerd/v2/core/mount"
 	"github.com/containerd/containerd/v2/core/snapshots"
 	"github.com/containerd/errdefs"
+
+	"github.com/imagepin/imagepin/internal/upstream"
 )
 
 // Snapshots knows where the committed snapshots of a snapshotter are, and which of them are durable. A snapshot is known by its name
@@ -259,9 +261,9 @@ func (s *Snapshots) directories(mounts []mount.Mount) (dirs []string, _ error) {
 
 // directory returns the directory of the snapshot that has a path.
 func (s *Snapshots) directory(path string) (string, bool) {
-	rest, ok := strings.CutPrefix(path, filepath.Join(s.root, "snapshots")+"/")
+	rest, ok := strings.CutPrefix(path, filepath.Join(s.root, upstream.SnapshotsDir)+"/")
 	id, _, _ := strings.Cut(rest, "/")
-	return filepath.Join(s.root, "snapshots", id), ok && id != "" && id != ".."
+	return filepath.Join(s.root, upstream.SnapshotsDir, id), ok && id != "" && id != ".."
 }
 
 // optionPaths returns the absolute paths in options of a mount.

@@ -15,6 +15,7 @@ import (
 	"github.com/containerd/errdefs"
 	"github.com/containerd/log"
 
+	"github.com/imagepin/imagepin/internal/upstream"
 	"github.com/imagepin/imagepin/pkg/imagepin"
 	"github.com/imagepin/imagepin/pkg/imagepin/internal/blobs"
 	"github.com/imagepin/imagepin/pkg/imagepin/internal/lease"
@@ -358,12 +359,7 @@ func lowerDirs(mounts []mount.Mount) []string {
 	if len(mounts) != 1 || mounts[0].Type != "overlay" {
 		return nil
 	}
-	for _, option := range mounts[0].Options {
-		if lower, ok := strings.CutPrefix(option, "lowerdir="); ok {
-			dirs := strings.Split(lower, ":")
-			slices.Reverse(dirs)
-			return dirs
-		}
-	}
-	return nil
+	dirs := upstream.LowerDirs(mounts[0].Options)
+	slices.Reverse(dirs)
+	return dirs
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/opencontainers/go-digest"
 
 	"github.com/imagepin/imagepin/internal/failpoint"
+	"github.com/imagepin/imagepin/internal/upstream"
 	"github.com/imagepin/imagepin/pkg/imagepin"
 	"github.com/imagepin/imagepin/pkg/imagepin/durable"
 	"github.com/imagepin/imagepin/pkg/imagepin/internal/blobs"
@@ -61,19 +62,11 @@ func isNotExist(err error) bool {
 // (PrivateDevices in systemd.exec(5)), which has the host's /dev/shm.
 func directories(mounts []mount.Mount) []string {
 	var all []string
-	add := func(path string) {
-		device := strings.HasPrefix(path, "/dev/") && !strings.HasPrefix(path, "/dev/shm/")
-		if filepath.IsAbs(path) && !device && !strings.Contains(path, "{{") {
-			all = append(all, path)
-		}
-	}
 	for _, m := range mounts {
-		add(m.Source)
-		for _, option := range m.Options {
-			if lower, ok := strings.CutPrefix(option, "lowerdir="); ok {
-				for _, path := range strings.Split(lower, ":") {
-					add(path)
-				}
+		for _, path := range append([]string{m.Source}, upstream.LowerDirs(m.Options)...) {
+			device := strings.HasPrefix(path, "/dev/") && !strings.HasPrefix(path, "/dev/shm/")
+			if filepath.IsAbs(path) && !device && !strings.Contains(path, "{{") {
+				all = append(all, path)
 			}
 		}
 	}
@@ -252,7 +245,7 @@ func (c *Checker) removeInterrupted(ctx context.Context, snapshotter string, lis
 			return fmt.Errorf("list what lease %s holds: %w", l.ID, err)
 		}
 		for _, r := range held {
-			if _, ok := listed[r.ID]; ok || r.Type != "snapshots/"+snapshotter || !strings.HasPrefix(r.ID, snapshots.UnpackKeyPrefix+"-") {
+			if _, ok := listed[r.ID]; ok || r.Type != upstream.SnapshotType+snapshotter || !strings.HasPrefix(r.ID, snapshots.UnpackKeyPrefix+"-") {
 				continue
 			}
 			if _, err := sn.Stat(ctx, r.ID); !errdefs.IsNotFound(err) {

@@ -16,6 +16,7 @@ import (
 	"github.com/containerd/log"
 	"github.com/opencontainers/go-digest"
 
+	"github.com/imagepin/imagepin/internal/upstream"
 	"github.com/imagepin/imagepin/pkg/imagepin"
 	"github.com/imagepin/imagepin/pkg/imagepin/store"
 )
@@ -23,10 +24,6 @@ import (
 // walkTimeout limits how long a snapshotter may take to list its snapshots. containerd's own snapshotters list 10,000
 // in a second.
 const walkTimeout = 10 * time.Second
-
-// snapshotRefPrefix is the prefix of the label by which an image's configuration references its snapshot. containerd's
-// unpacker sets it.
-const snapshotRefPrefix = "containerd.io/gc.ref.snapshot."
 
 // Inventory is the content and the snapshots of the node at one moment.
 type Inventory struct {
@@ -213,7 +210,7 @@ func (c *Checker) Unpacked(ctx context.Context) ([]store.Unpacked, error) {
 // snapshottersOf returns the snapshotters in which a blob references a snapshot.
 func snapshottersOf(i content.Info) (names []string) {
 	for label := range i.Labels {
-		if name, ok := strings.CutPrefix(label, snapshotRefPrefix); ok {
+		if name, ok := strings.CutPrefix(label, upstream.SnapshotRef); ok {
 			names = append(names, name)
 		}
 	}

@@ -7,6 +7,7 @@ import (
 
 	"github.com/opencontainers/go-digest"
 
+	"github.com/imagepin/imagepin/internal/upstream"
 	"github.com/imagepin/imagepin/pkg/imagepin"
 	"github.com/imagepin/imagepin/pkg/imagepin/internal/blobs"
 	"github.com/imagepin/imagepin/pkg/imagepin/internal/lease"
@@ -57,7 +58,7 @@ func (c *Checker) retained(ctx context.Context) (map[digest.Digest]digest.Digest
 			return nil, err
 		}
 		for _, r := range resources {
-			if d, err := digest.Parse(r.ID); err == nil && r.Type == "content" {
+			if d, err := digest.Parse(r.ID); err == nil && r.Type == upstream.ContentType {
 				found[d] = digest.Digest(l.Labels[lease.RetainRootLabel])
 			}
 		}

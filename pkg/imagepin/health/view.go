@@ -10,6 +10,7 @@ import (
 	"github.com/containerd/errdefs"
 
 	"github.com/imagepin/imagepin/internal/failpoint"
+	"github.com/imagepin/imagepin/internal/upstream"
 	"github.com/imagepin/imagepin/pkg/imagepin/store"
 )
 
@@ -17,10 +18,10 @@ import (
 const viewPrefix = "imagepin-check-"
 
 // RemoveViews removes the views of checks and syncs that were killed, which are a part of what their leases hold. The end of such a lease also
-// removes them, but containerd keeps their records in their parents then (core/metadata/gc.go): no call removes the parents any more.
+// removes them, but containerd keeps their records in their parents then (see package upstream): no call removes the parents any more.
 func (c *Checker) RemoveViews(ctx context.Context, held []leases.Resource) error {
 	for _, r := range held {
-		name, ok := strings.CutPrefix(r.Type, "snapshots/")
+		name, ok := strings.CutPrefix(r.Type, upstream.SnapshotType)
 		if !ok || !isView(r.ID) {
 			continue
 		}

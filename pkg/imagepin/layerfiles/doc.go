@@ -4,6 +4,5 @@
 // snapshot before the disk has its files. Neither the records nor the directories of snapshots show that.
 //
 // A [Tree] is what a directory has to contain. [Tree.Apply] makes it from the tar streams of layers, by the rules of
-// containerd's archive.Apply (pkg/archive/tar.go of containerd): what that ignores, replaces and rejects. [Tree.Compare]
-// compares a directory with it.
+// containerd's archive.Apply: what that ignores, replaces and rejects. [Tree.Compare] compares a directory with it.
 package layerfiles

@@ -15,6 +15,7 @@ import (
 	"github.com/containerd/errdefs"
 	"github.com/containerd/log"
 
+	"github.com/imagepin/imagepin/internal/upstream"
 	"github.com/imagepin/imagepin/pkg/imagepin"
 	"github.com/imagepin/imagepin/pkg/imagepin/config"
 	"github.com/imagepin/imagepin/pkg/imagepin/durable"
@@ -35,7 +36,7 @@ type syncer struct {
 }
 
 // withDirectories are containerd's snapshotters that have a directory for each snapshot, with nothing of another one in it.
-var withDirectories = []string{"erofs", "native", overlayfs}
+var withDirectories = []string{"erofs", "native", upstream.Overlayfs}
 
 // knownSnapshots returns what is known of a snapshotter's snapshots; nil if it has no directories, or if images are not made durable.
 func (n *Node) knownSnapshots(a *active, name string) *durable.Snapshots {
@@ -184,13 +185,13 @@ func (s *syncer) withoutDirectories(ctx context.Context, root string, sn store.S
 	return s.barrier.Sync(ctx, root)
 }
 
-// names makes the names of the blobs in the content store durable. containerd syncs the blobs, but not their names
-// (Commit in plugins/content/local/writer.go).
+// names makes the names of the blobs in the content store durable. containerd syncs a blob and the directory of its name,
+// and no directory above it.
 func (s *syncer) names(ctx context.Context) error {
 	if s == nil || s.content == "" {
 		return nil
 	}
-	blobs := filepath.Join(s.content, "blobs")
+	blobs := filepath.Join(s.content, upstream.BlobsDir)
 	algorithms, err := os.ReadDir(blobs)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil // there is no blob

@@ -14,6 +14,7 @@ import (
 	"github.com/opencontainers/go-digest"
 
 	"github.com/imagepin/imagepin/internal/ctdtest"
+	"github.com/imagepin/imagepin/internal/upstream"
 	"github.com/imagepin/imagepin/pkg/imagepin"
 	"github.com/imagepin/imagepin/pkg/imagepin/config"
 	"github.com/imagepin/imagepin/pkg/imagepin/durable"
@@ -33,8 +34,8 @@ func TestSyncer(t *testing.T) {
 	dir := t.TempDir()
 	content := filepath.Join(dir, "content")
 	a := &active{runtimes: handlers, Setup: Setup{Settings: config.Settings{Sync: true}, ContentDir: content, Snapshotters: map[string]Snapshotter{
-		"overlayfs": {Root: dir}, "guess": {Root: dir, Exports: map[string]string{proxyAddress: "/run/guess.sock"}},
-		"proxy": {Exports: map[string]string{proxyAddress: "/run/proxy.sock", plugins.SnapshotterRootDir: dir}},
+		"overlayfs": {Root: dir}, "guess": {Root: dir, Exports: map[string]string{upstream.ProxyAddress: "/run/guess.sock"}},
+		"proxy": {Exports: map[string]string{upstream.ProxyAddress: "/run/proxy.sock", plugins.SnapshotterRootDir: dir}},
 	}}}
 	n := &Node{barrier: durable.New(), mode: ModeServe}
 	s, err := n.syncerOf(a)

@@ -3,16 +3,9 @@ package node
 import (
 	"maps"
 	"slices"
+
+	"github.com/imagepin/imagepin/internal/upstream"
 )
-
-// remoteAnnotations is exported by a snapshotter that fetches layers lazily and needs annotations that identify them.
-const remoteAnnotations = "enable_remote_snapshot_annotations"
-
-// proxyAddress is the export that containerd adds to each snapshotter of proxy_plugins: the address of its process.
-const proxyAddress = "address"
-
-// eagerSnapshotters are the snapshotters of containerd itself. None of them fetches layers.
-var eagerSnapshotters = []string{"blockfile", "btrfs", "devmapper", "erofs", "native", overlayfs, "windows", "windows-lcow", "zfs"}
 
 // unpacks returns the exports and the capabilities with which layers are unpacked in a snapshotter. annotated means that
 // each snapshotter gets the annotations with which it can fetch layers lazily, as with disable_snapshot_annotations =
@@ -26,9 +19,9 @@ func (s Snapshotter) unpacks(name string, annotated bool) (exports map[string]st
 	if exports == nil {
 		exports = make(map[string]string)
 	}
-	mayFetch := exports[remoteAnnotations] == "true"
+	mayFetch := exports[upstream.RemoteAnnotations] == "true"
 	if annotated {
-		exports[remoteAnnotations] = "true"
+		exports[upstream.RemoteAnnotations] = "true"
 		mayFetch = mayFetch || !s.isEager(name)
 	}
 	if mayFetch {
@@ -40,6 +33,6 @@ func (s Snapshotter) unpacks(name string, annotated bool) (exports map[string]st
 // isEager reports whether a snapshotter is one of containerd's own. A proxy can have the name of one that containerd was
 // built without.
 func (s Snapshotter) isEager(name string) bool {
-	_, proxy := s.Exports[proxyAddress]
-	return !proxy && slices.Contains(eagerSnapshotters, name)
+	_, proxy := s.Exports[upstream.ProxyAddress]
+	return !proxy && slices.Contains(upstream.Snapshotters, name)
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/containerd/platforms"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
+	"github.com/imagepin/imagepin/internal/upstream"
 	"github.com/imagepin/imagepin/pkg/imagepin/config"
 	"github.com/imagepin/imagepin/pkg/imagepin/download"
 )
@@ -56,16 +57,12 @@ func (n *Node) differ(name string) (diff.Applier, error) {
 
 var errNoDiffer = errors.New("containerd's API does not allow selecting a differ")
 
-// overlayfs is the snapshotter for which containerd's unpacker handles the whiteouts in layers that are unpacked in
-// parallel.
-const overlayfs = "overlayfs"
-
 // inParallel reports whether an applier may unpack the layers of an image in parallel, if the snapshotter can rebase
 // them afterwards. Each layer is then unpacked like the lowest one. containerd's default differ applies a whiteout by
 // removing the file that it names. In such a layer this file does not exist, so the whiteout is lost, and the file that
 // it hides in a lower layer reappears. The diff service may select that differ.
 func (a applier) inParallel(snapshotter string) bool {
-	return snapshotter == overlayfs || a.differ != "" && a.differ != defaults.DefaultDiffer
+	return snapshotter == upstream.Overlayfs || a.differ != "" && a.differ != defaults.DefaultDiffer
 }
 
 // applierOf replaces containerd's walking differ by [Walking], and the zero value by containerd's diff service. It also

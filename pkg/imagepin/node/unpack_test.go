@@ -12,6 +12,7 @@ import (
 	"github.com/containerd/platforms"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
+	"github.com/imagepin/imagepin/internal/upstream"
 	"github.com/imagepin/imagepin/pkg/imagepin/config"
 	"github.com/imagepin/imagepin/pkg/imagepin/download"
 	"github.com/imagepin/imagepin/pkg/runtimeplatform"
@@ -109,7 +110,7 @@ func TestUnpackInParallel(t *testing.T) {
 		{"overlayfs", "", rebase, nil, true},
 		{"overlayfs", "walking", rebase, nil, true},
 		{"overlayfs", "", nil, nil, false},
-		{"overlayfs", "", rebase, map[string]string{remoteAnnotations: "true"}, false},
+		{"overlayfs", "", rebase, map[string]string{upstream.RemoteAnnotations: "true"}, false},
 		{"erofs", "erofs", rebase, nil, true},
 		{"erofs", "erofs", nil, nil, false},
 		{"erofs", "walking", rebase, nil, false},

@@ -3,6 +3,8 @@ package policy
 import (
 	"regexp"
 	"strings"
+
+	"github.com/imagepin/imagepin/internal/upstream"
 )
 
 // Owner is the revision of a workload that a pod belongs to, as the Kubernetes API names it.
@@ -42,9 +44,6 @@ func (s Scope) Owner() (_ Owner, ok bool) {
 	return o, true
 }
 
-// revisionLabel is the label of the pods of a StatefulSet or DaemonSet that has their revision.
-const revisionLabel = "controller-revision-hash"
-
 // maxGenerated is how much of an owner's name the name of a pod begins with, in bytes: the API server cuts a name that
 // it generates (maxGeneratedNameLength in k8s.io/apiserver/pkg/storage/names).
 const maxGenerated = 58
@@ -62,7 +61,7 @@ var suffixes = map[string]*regexp.Regexp{
 // MayOwn reports whether the name and the revision of a pod are such that o can be its owner. Kinds that name their pods
 // in another way than by their own name are not recognized.
 func (o Owner) MayOwn(p Pod) bool {
-	if o.Revision != p.Labels[revisionLabel] {
+	if o.Revision != p.Labels[upstream.RevisionLabel] {
 		return false
 	}
 	prefix := o.Name + "-"

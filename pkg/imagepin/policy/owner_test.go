@@ -3,6 +3,8 @@ package policy
 import (
 	"strings"
 	"testing"
+
+	"github.com/imagepin/imagepin/internal/upstream"
 )
 
 func TestOwnerScope(t *testing.T) {
@@ -57,8 +59,8 @@ func TestMayOwn(t *testing.T) {
 		"another's pod":        {Owner{Name: "web-1"}, Pod{Name: "web-2-x2x9z"}, false},
 		"longer name":          {Owner{Name: "web-1"}, Pod{Name: "web-11-x2x9z"}, false},
 		"the name itself":      {Owner{Name: "web"}, Pod{Name: "web"}, false},
-		"revision":             {Owner{Name: "db", Revision: "1"}, Pod{Name: "db-0", Labels: map[string]string{revisionLabel: "1"}}, true},
-		"another revision":     {Owner{Name: "db", Revision: "1"}, Pod{Name: "db-0", Labels: map[string]string{revisionLabel: "2"}}, false},
+		"revision":             {Owner{Name: "db", Revision: "1"}, Pod{Name: "db-0", Labels: map[string]string{upstream.RevisionLabel: "1"}}, true},
+		"another revision":     {Owner{Name: "db", Revision: "1"}, Pod{Name: "db-0", Labels: map[string]string{upstream.RevisionLabel: "2"}}, false},
 		"hash of a ReplicaSet": {Owner{Kind: "ReplicaSet", Name: "web"}, Pod{Name: "web-7d4b9c-x2x9z"}, false},
 		"pod of a ReplicaSet":  {Owner{Kind: "ReplicaSet", Name: "web-7d4b9c"}, Pod{Name: "web-7d4b9c-x2x9z"}, true},
 		"ordinal":              {Owner{Kind: "StatefulSet", Name: "db"}, Pod{Name: "db-12"}, true},

@@ -19,6 +19,7 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/imagepin/imagepin/internal/failpoint"
+	"github.com/imagepin/imagepin/internal/upstream"
 	"github.com/imagepin/imagepin/pkg/imagepin"
 	"github.com/imagepin/imagepin/pkg/imagepin/internal/blobs"
 	"github.com/imagepin/imagepin/pkg/imagepin/internal/errno"
@@ -214,11 +215,11 @@ func (d *damage) leaseChildren(ctx context.Context, info content.Info) error {
 	}
 	for label, value := range info.Labels {
 		r := leases.Resource{ID: value}
-		switch snapshotter, isSnapshot := strings.CutPrefix(label, "containerd.io/gc.ref.snapshot."); {
+		switch snapshotter, isSnapshot := strings.CutPrefix(label, upstream.SnapshotRef); {
 		case isSnapshot:
-			r.Type = "snapshots/" + snapshotter
-		case strings.HasPrefix(label, "containerd.io/gc.ref.content"):
-			r.Type = "content"
+			r.Type = upstream.SnapshotType + snapshotter
+		case strings.HasPrefix(label, upstream.ContentRef):
+			r.Type = upstream.ContentType
 		default:
 			continue
 		}

@@ -5,6 +5,8 @@ import (
 	"strings"
 
 	"github.com/klauspost/compress/zstd"
+
+	"github.com/imagepin/imagepin/internal/upstream"
 )
 
 // isDecompression reports whether the text of an error is that of a decompressor about data that it does not accept. The
@@ -43,9 +45,6 @@ func newTransferError(err error) error {
 // Unwrap returns the error.
 func (e transferError) Unwrap() error { return e.error }
 
-// aborted is the error of a layer that is not unpacked because another one failed (core/unpack of containerd).
-const aborted = "aborted"
-
 // Error implements error. The text is one line, with each error once.
 func (e transferError) Error() string {
 	var all []string
@@ -54,7 +53,7 @@ func (e transferError) Error() string {
 			continue
 		}
 		known := slices.ContainsFunc(all, func(other string) bool { return strings.HasSuffix(other, line) })
-		if line != aborted && !known {
+		if line != upstream.Aborted && !known {
 			all = append(all, line)
 		}
 	}

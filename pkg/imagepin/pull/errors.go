@@ -12,6 +12,7 @@ import (
 
 	"github.com/containerd/errdefs"
 
+	"github.com/imagepin/imagepin/internal/upstream"
 	"github.com/imagepin/imagepin/pkg/imagepin"
 	"github.com/imagepin/imagepin/pkg/imagepin/internal/blobs"
 	"github.com/imagepin/imagepin/pkg/imagepin/internal/errno"
@@ -87,8 +88,7 @@ func IsCorrupt(err error) bool {
 
 // corruptTexts are parts of errors about corrupt images that have no type in containerd.
 var corruptTexts = []string{
-	// core/unpack/unpacker.go and core/remotes/handlers.go
-	"wrong diff id", otherNumber, "reports content size of zero", "reports negative content size",
+	upstream.WrongDiffID, upstream.LayerCount, upstream.ZeroSize, upstream.NegativeSize,
 	// Only the text of an error crosses the diff service: archive/tar, compress/gzip, compress/flate and io.
 	"invalid tar header", "gzip: invalid", "flate: corrupt input", "unexpected EOF",
 }

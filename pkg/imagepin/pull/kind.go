@@ -12,6 +12,7 @@ import (
 	"github.com/containerd/platforms"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
+	"github.com/imagepin/imagepin/internal/upstream"
 	"github.com/imagepin/imagepin/pkg/imagepin"
 )
 
@@ -22,7 +23,7 @@ func explained(ctx context.Context, provider content.Provider, manifest ocispec.
 	if err == nil || AtRegistry(err) {
 		return err
 	}
-	some := strings.Contains(err.Error(), otherNumber) // of the layers are not unpacked
+	some := strings.Contains(err.Error(), upstream.LayerCount) // of the layers are not unpacked
 	if !some && !errdefs.IsNotFound(err) {
 		return err
 	}
@@ -48,10 +49,6 @@ func otherType(what string, d ocispec.Descriptor) error {
 		Hint:    "Push the image again with the media types of the OCI image specification: pulling it again does not help.",
 	}
 }
-
-// otherNumber is a part of the error of an image with another number of layers than its configuration has digests of
-// (core/unpack of containerd).
-const otherNumber = "number of layers and diffIDs don't match"
 
 // maxTypeText is the maximum of a media type in an error, in bytes.
 const maxTypeText = 128

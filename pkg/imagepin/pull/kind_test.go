@@ -11,6 +11,7 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/imagepin/imagepin/internal/ctdtest"
+	"github.com/imagepin/imagepin/internal/upstream"
 	"github.com/imagepin/imagepin/pkg/imagepin"
 )
 
@@ -18,7 +19,7 @@ import (
 // errors and images of other kinds keep their errors.
 func TestExplained(t *testing.T) {
 	const layerType, configType, other = ocispec.MediaTypeImageLayerGzip, ocispec.MediaTypeImageConfig, "application/octet-stream"
-	missing, number := fmt.Errorf("not unpacked: %w", errdefs.ErrNotFound), errors.New(otherNumber+": 1 != 2")
+	missing, number := fmt.Errorf("not unpacked: %w", errdefs.ErrNotFound), errors.New(upstream.LayerCount+": 1 != 2")
 	for name, c := range map[string]struct {
 		config string
 		layers []string

@@ -7,12 +7,10 @@ import (
 
 	"github.com/containerd/errdefs"
 
+	"github.com/imagepin/imagepin/internal/upstream"
 	"github.com/imagepin/imagepin/pkg/imagepin"
 	"github.com/imagepin/imagepin/pkg/imagepin/internal/errno"
 )
-
-// extracting begins the errors of a layer that could not be unpacked (core/unpack/unpacker.go of containerd).
-const extracting = "failed to extract layer"
 
 // explainLocal sets the message, the class and the hint of an error of this node. The registry is not the cause, so that the
 // class is never ErrUnavailable.
@@ -31,7 +29,7 @@ func explainLocal(e *imagepin.Error, no syscall.Errno, snapshotter string) {
 		e.Hint = "Check the disk, and the filesystem of containerd's root: dmesg, mount."
 		return
 	}
-	if !strings.Contains(e.Err.Error(), extracting) {
+	if !strings.Contains(e.Err.Error(), upstream.ExtractingLayer) {
 		e.Hint = "Check the filesystem of containerd's root, and the permissions of containerd."
 		return
 	}

@@ -6,6 +6,7 @@ import (
 
 	"github.com/opencontainers/go-digest"
 
+	"github.com/imagepin/imagepin/internal/upstream"
 	"github.com/imagepin/imagepin/pkg/imagepin/bandwidth"
 	"github.com/imagepin/imagepin/pkg/imagepin/internal/keyed"
 )
@@ -53,7 +54,7 @@ func (l registryLocks) Lock(ctx context.Context, key string) error {
 	if err := bandwidth.Of(ctx).WaitForPull(func() error { return l.locks.writes.Lock(ctx, l.key(key)) }); err != nil {
 		return err
 	}
-	d, ok := strings.CutPrefix(key, blobPrefix)
+	d, ok := strings.CutPrefix(key, upstream.BlobLock)
 	if !ok {
 		return nil
 	}
@@ -87,7 +88,4 @@ func (l registryLocks) ShareBlob(d digest.Digest) (release func()) {
 	return func() { l.Unlock(key) }
 }
 
-// blobPrefix begins the keys of blobs in containerd's unpacker (core/unpack/unpacker.go).
-const blobPrefix = "blob://"
-
-func blobKey(d digest.Digest) string { return blobPrefix + d.String() }
+func blobKey(d digest.Digest) string { return upstream.BlobLock + d.String() }

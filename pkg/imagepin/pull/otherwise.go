@@ -2,23 +2,15 @@ package pull
 
 import (
 	"context"
-	"regexp"
 
 	"github.com/containerd/log"
 	"github.com/opencontainers/go-digest"
+
+	"github.com/imagepin/imagepin/internal/upstream"
 )
 
-// wrongDigest matches the error of a content store for a blob that does not match its digest
-// (plugins/content/local/writer.go of containerd). Only the text crosses a connection.
-var wrongDigest = regexp.MustCompile(`unexpected commit digest [a-z0-9]+:[0-9a-f]+, expected ([a-z0-9]+:[0-9a-f]+)`)
-
 // wrongBlob returns the digest of the blob whose content was wrong, if that is the error of a fetch.
-func wrongBlob(err error) digest.Digest {
-	if found := wrongDigest.FindStringSubmatch(err.Error()); found != nil {
-		return digest.Digest(found[1])
-	}
-	return ""
-}
+func wrongBlob(err error) digest.Digest { return digest.Digest(upstream.ExpectedDigest(err.Error())) }
 
 // otherwise reports whether there is another way to fetch a blob whose content was wrong, and uses it from now on, see
 // [resolve.Session.Otherwise].

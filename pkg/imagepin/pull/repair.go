@@ -13,6 +13,7 @@ import (
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
+	"github.com/imagepin/imagepin/internal/upstream"
 	"github.com/imagepin/imagepin/pkg/imagepin"
 	"github.com/imagepin/imagepin/pkg/imagepin/decide"
 	"github.com/imagepin/imagepin/pkg/runtimeplatform"
@@ -168,7 +169,7 @@ func (m *Maker) RepairBlob(ctx context.Context, e imagepin.Entry, d digest.Diges
 // is a manifest or an index.
 func mediaTypeOf(info content.Info) string {
 	for label := range info.Labels {
-		if strings.HasPrefix(label, "containerd.io/gc.ref.content") {
+		if strings.HasPrefix(label, upstream.ContentRef) {
 			return ocispec.MediaTypeImageManifest
 		}
 	}

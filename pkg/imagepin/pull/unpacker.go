@@ -20,6 +20,7 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/imagepin/imagepin/internal/failpoint"
+	"github.com/imagepin/imagepin/internal/upstream"
 	"github.com/imagepin/imagepin/pkg/imagepin"
 	"github.com/imagepin/imagepin/pkg/imagepin/decide"
 	"github.com/imagepin/imagepin/pkg/imagepin/download"
@@ -193,14 +194,13 @@ func (u *unpacker) transferAll(ctx context.Context, src *source, dst *destinatio
 // unpacksOtherwise reports whether an error is about a layer that was not unpacked to what its configuration names, and that
 // containerd unpacks in another way than this process.
 func (u *unpacker) unpacksOtherwise(err error) bool {
-	text := err.Error() // as core/unpack of containerd writes it
-	return u.settings().Decompresses && IsCorrupt(err) && (strings.Contains(text, "failed to extract layer") || strings.Contains(text, "wrong diff id"))
+	text := err.Error()
+	return u.settings().Decompresses && IsCorrupt(err) && (strings.Contains(text, upstream.ExtractingLayer) || strings.Contains(text, upstream.WrongDiffID))
 }
 
 // run runs a transfer. If a snapshotter finds the directory of a snapshot that does not exist, it runs the transfer once
 // more. containerd leaves such a directory if it is killed before it commits the snapshot's ID, and the next snapshot gets
-// the same ID. The snapshotter removes the directory when it fails (createSnapshot in plugins/snapshots/overlay of
-// containerd).
+// the same ID. The snapshotter removes the directory when it fails.
 func (u *unpacker) run(ctx context.Context, src *source, dst *destination, opts ...transfer.Opt) error {
 	settings := u.settings()
 	err := runOnce(ctx, settings, src, dst, opts...)
@@ -225,7 +225,7 @@ func runOnce(ctx context.Context, settings *Settings, src *source, dst *destinat
 // directoryExists reports whether a snapshotter could not create a directory because it exists. A layer that has a file twice
 // is another error.
 func directoryExists(err error) bool {
-	return !AtRegistry(err) && errno.Is(err, syscall.EEXIST) && !strings.Contains(err.Error(), extracting)
+	return !AtRegistry(err) && errno.Is(err, syscall.EEXIST) && !strings.Contains(err.Error(), upstream.ExtractingLayer)
 }
 
 // unpackLocal unpacks an image whose layers are on the node. It fails with ErrNotFound if a layer is missing. It fails

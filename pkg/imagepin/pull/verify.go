@@ -28,7 +28,7 @@ func (p *Puller) Verify(ctx context.Context, ref reference.Named, root ocispec.D
 }
 
 // verify calls every image verifier plugin with the reference and the descriptor from the registry, as containerd's
-// transfer service does (core/transfer/local/pull.go). The pull fails if a verifier blocks the image or returns an
+// transfer service does (see package upstream). The pull fails if a verifier blocks the image or returns an
 // error.
 func verify(ctx context.Context, verifiers map[string]imageverifier.ImageVerifier, ref string, root ocispec.Descriptor) error {
 	for _, name := range slices.Sorted(maps.Keys(verifiers)) {

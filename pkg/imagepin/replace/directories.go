@@ -10,11 +10,15 @@ import (
 	"github.com/containerd/containerd/v2/core/mount"
 	"github.com/containerd/containerd/v2/core/snapshots"
 	"github.com/containerd/errdefs"
+
+	"github.com/imagepin/imagepin/internal/upstream"
 )
 
 // supported reports whether a snapshotter is one of containerd's that have a directory for each snapshot. A snapshotter of
 // another name may keep more about a directory than the kernel shows, for example what it has mounted there.
-func supported(snapshotter string) bool { return snapshotter == "overlayfs" || snapshotter == "native" }
+func supported(snapshotter string) bool {
+	return snapshotter == upstream.Overlayfs || snapshotter == "native"
+}
 
 // tree are the directories of snapshots that stand on each other, lowest first.
 type tree struct {
@@ -85,12 +89,7 @@ func (j *job) overlayDirectories(mounts []mount.Mount, n int) (tree, error) {
 	if feature := usedFeature(mounts[0].Options, kernelParameter); feature != "" {
 		return tree{}, j.notReplaceable("overlayfs uses " + feature)
 	}
-	var lower []string // highest first
-	for _, option := range mounts[0].Options {
-		if dirs, ok := strings.CutPrefix(option, "lowerdir="); ok {
-			lower = strings.Split(dirs, ":")
-		}
-	}
+	lower := upstream.LowerDirs(mounts[0].Options)
 	if len(lower) < n {
 		return tree{}, j.notReplaceable(fmt.Sprintf("the overlay on its snapshot has %d lower directories, and the image has more layers", len(lower)))
 	}

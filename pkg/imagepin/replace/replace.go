@@ -16,6 +16,7 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/imagepin/imagepin/internal/failpoint"
+	"github.com/imagepin/imagepin/internal/upstream"
 	"github.com/imagepin/imagepin/pkg/imagepin"
 	"github.com/imagepin/imagepin/pkg/imagepin/internal/blobs"
 	"github.com/imagepin/imagepin/pkg/imagepin/internal/lease"
@@ -160,7 +161,7 @@ func (j *job) holdLayers(ctx context.Context) error {
 	id, _ := leases.FromContext(ctx)
 	for _, l := range j.layers {
 		// A resource can be added that does not exist.
-		r := leases.Resource{ID: l.desc.Digest.String(), Type: "content"}
+		r := leases.Resource{ID: l.desc.Digest.String(), Type: upstream.ContentType}
 		err := j.config.Leases.AddResource(ctx, leases.Lease{ID: id}, r)
 		if err == nil {
 			_, err = j.config.Content.Info(ctx, l.desc.Digest)

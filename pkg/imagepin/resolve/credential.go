@@ -24,8 +24,8 @@ func (c Credential) Empty() bool {
 }
 
 // forHost returns the user name and the secret for a registry host, in the form of containerd's docker resolver. Both are
-// empty if c is for another server. The rules are those of ParseAuth in containerd's
-// internal/cri/server/images/image_pull.go. Errors do not contain the secret.
+// empty if c is for another server. The rules are those of containerd's CRI (see package
+// upstream). Errors do not contain the secret.
 func (c Credential) forHost(host string) (username, secret string, _ error) {
 	if c.ServerAddress != "" {
 		address := c.ServerAddress

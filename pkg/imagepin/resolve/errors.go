@@ -19,6 +19,7 @@ import (
 	"github.com/distribution/reference"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
+	"github.com/imagepin/imagepin/internal/upstream"
 	"github.com/imagepin/imagepin/pkg/imagepin"
 )
 
@@ -125,7 +126,7 @@ func (s *Session) resolveError(err error) error {
 	case errdefs.IsNotFound(err):
 		e.Class = errdefs.ErrNotFound
 		e.Hint = "Check the reference: its registry has no such tag or digest."
-	case errdefs.IsInvalidArgument(err), strings.Contains(err.Error(), "not a valid digest"):
+	case errdefs.IsInvalidArgument(err), strings.Contains(err.Error(), upstream.InvalidDigest):
 		e.Reason, e.Class = imagepin.ContentCorrupt, errdefs.ErrFailedPrecondition
 		e.Hint = "Check that the registry's address is correct, and that no proxy or login page answers instead."
 	}
@@ -137,7 +138,7 @@ func (s *Session) resolveError(err error) error {
 
 // fetchError classifies an error of a fetch. ctx is the context of the fetch.
 func (s *Session) fetchError(ctx context.Context, err error) error {
-	if ctx.Err() == nil && strings.Contains(err.Error(), noHostAccepted) {
+	if ctx.Err() == nil && strings.Contains(err.Error(), upstream.NoHostAccepted) {
 		if denied := s.denied(err, silentHost(err)); denied != nil {
 			return denied
 		}
@@ -177,10 +178,6 @@ func (s *Session) fetchError(ctx context.Context, err error) error {
 	}
 	return e
 }
-
-// noHostAccepted is the part of an error of a fetch that distinguishes it from an error while the content of a host is
-// read (core/remotes/docker/httpreadseeker.go). Such an error has no type.
-const noHostAccepted = "httpReadSeeker: failed open"
 
 // silentHost returns the host that did not answer, if that is the reason for an error. An answer of it belongs to
 // another request: it may be the challenge to a concurrent fetch, which is about to get its token.

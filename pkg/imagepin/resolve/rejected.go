@@ -9,6 +9,7 @@ import (
 	"github.com/containerd/errdefs"
 	"github.com/distribution/reference"
 
+	"github.com/imagepin/imagepin/internal/upstream"
 	"github.com/imagepin/imagepin/pkg/imagepin"
 )
 
@@ -27,10 +28,9 @@ func schema1Error(ref reference.Named, err error) error {
 	}
 }
 
-// isTooLarge reports whether an error of containerd's resolver is about a manifest that is too large
-// (core/remotes/docker/resolver.go). It has no type, and the class ErrNotFound.
+// isTooLarge reports whether an error of containerd's resolver is about a manifest that is too large.
 func isTooLarge(err error) bool {
-	return errdefs.IsNotFound(err) && strings.Contains(err.Error(), " byte manifest for ")
+	return errdefs.IsNotFound(err) && strings.Contains(err.Error(), upstream.ManifestTooLarge)
 }
 
 // tooLargeError returns the error of a manifest that is too large. Its class is not ErrNotFound: the registry has the tag.

@@ -276,7 +276,7 @@ func (b *watchedBody) Read(p []byte) (n int, err error) {
 }
 
 // stalled returns a channel that is closed when requests have waited for a registry for timeout without progress. It ends
-// with stop. The rule is that of containerd's CRI (pullProgressReporter in internal/cri/server/images/image_pull.go), without the
+// with stop. The rule is that of containerd's CRI (see package upstream), without the
 // time in which the pull waits for a limit or for its unpacker.
 func (t *traffic) stalled(timeout time.Duration, stop <-chan struct{}) <-chan struct{} {
 	const checks = 10

@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sync/semaphore"
 
 	"github.com/imagepin/imagepin/internal/failpoint"
+	"github.com/imagepin/imagepin/internal/upstream"
 	"github.com/imagepin/imagepin/pkg/imagepin"
 	"github.com/imagepin/imagepin/pkg/imagepin/internal/blobs"
 	"github.com/imagepin/imagepin/pkg/imagepin/internal/lease"
@@ -220,7 +221,7 @@ func (r *Retainer) resources(ctx context.Context, e imagepin.Entry) ([]leases.Re
 	for _, d := range digests {
 		// A lease accepts a resource that does not exist, but then does not hold it.
 		if _, err := r.config.Content.Info(ctx, d); err == nil {
-			all = append(all, leases.Resource{ID: d.String(), Type: "content"})
+			all = append(all, leases.Resource{ID: d.String(), Type: upstream.ContentType})
 		}
 	}
 	return append(all, lastResource(e)), nil
@@ -229,9 +230,9 @@ func (r *Retainer) resources(ctx context.Context, e imagepin.Entry) ([]leases.Re
 // lastResource returns the resource that is added last to an entry's lease. If the lease has it, the lease is complete.
 func lastResource(e imagepin.Entry) leases.Resource {
 	if e.ChainID == "" {
-		return leases.Resource{ID: e.ImageID.String(), Type: "content"}
+		return leases.Resource{ID: e.ImageID.String(), Type: upstream.ContentType}
 	}
-	return leases.Resource{ID: e.ChainID.String(), Type: snapshotResource + e.Target.Snapshotter}
+	return leases.Resource{ID: e.ChainID.String(), Type: upstream.SnapshotType + e.Target.Snapshotter}
 }
 
 // release deletes the leases of digests that no pin retains. Their content is collected later.

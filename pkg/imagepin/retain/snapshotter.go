@@ -10,10 +10,9 @@ import (
 	"github.com/containerd/errdefs"
 
 	"github.com/imagepin/imagepin/internal/failpoint"
+	"github.com/imagepin/imagepin/internal/upstream"
 	"github.com/imagepin/imagepin/pkg/imagepin"
 )
-
-const snapshotResource = "snapshots/"
 
 // dropUnused removes the snapshots from the lease of an image that is ready that are in a snapshotter that no runtime
 // handler and no other key of the image uses: the default snapshotter has changed.
@@ -49,7 +48,7 @@ func (r *Retainer) unused(e imagepin.Entry) []leases.Resource {
 	r.mu.Lock()
 	var all []leases.Resource
 	for res := range r.held[leaseID(e)].holds {
-		if name, ok := strings.CutPrefix(res.Type, snapshotResource); ok && !r.config.Unpacks(name) {
+		if name, ok := strings.CutPrefix(res.Type, upstream.SnapshotType); ok && !r.config.Unpacks(name) {
 			all = append(all, res)
 		}
 	}

@@ -29,6 +29,7 @@ import (
 	"google.golang.org/grpc/stats"
 	runtime "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/imagepin/imagepin/internal/upstream"
 	"github.com/imagepin/imagepin/pkg/imagepin/config"
 	"github.com/imagepin/imagepin/pkg/imagepin/node"
 )
@@ -129,13 +130,13 @@ func (s *state) plugin(p *introspection.Plugin) error {
 			return fmt.Errorf("%w: its image verifier %s cannot be called over containerd's socket", errIncompatible, uri)
 		}
 		s.verifiers = append(s.verifiers, p.GetID())
-	case uri == contentPlugin:
+	case uri == plugins.ContentPlugin.String()+".content":
 		s.content = p.GetExports()["root"]
 	case uri == config.ImagesSection:
-		if path, ok := p.GetExports()["RegistryConfigPath"]; ok {
+		if path, ok := p.GetExports()[upstream.RegistryConfigPath]; ok {
 			s.running.ConfigPath = &path
 		}
-		if discard, err := strconv.ParseBool(p.GetExports()["DiscardUnpackedLayers"]); err == nil {
+		if discard, err := strconv.ParseBool(p.GetExports()[upstream.DiscardUnpackedLayers]); err == nil {
 			s.running.DiscardUnpackedLayers = &discard
 		}
 	}

@@ -11,9 +11,6 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin/internal/blobs"
 )
 
-// contentPlugin is containerd's own content store, which reports the directory of its files.
-const contentPlugin = "io.containerd.content.v1.content"
-
 // socketContent is containerd's content store over its socket. It opens a file only when it is read.
 type socketContent struct{ content.Store }
 

@@ -13,6 +13,8 @@ import (
 	"github.com/containerd/containerd/v2/core/images"
 	"github.com/containerd/errdefs"
 	"google.golang.org/grpc"
+
+	"github.com/imagepin/imagepin/internal/upstream"
 )
 
 // unlimited disables the limits of message sizes in both directions. The peer has its own limits; containerd's are
@@ -111,9 +113,7 @@ func withCondition(filters []string, condition string) []string {
 	return all
 }
 
-// tooLarge reports whether a message was larger than the sender or the receiver allows. gRPC uses the same text on both
-// sides.
+// tooLarge reports whether a message was larger than the sender or the receiver allows.
 func tooLarge(err error) bool {
-	return errdefs.IsResourceExhausted(err) &&
-		strings.Contains(err.Error(), "larger than max")
+	return errdefs.IsResourceExhausted(err) && strings.Contains(err.Error(), upstream.MessageTooLarge)
 }

@@ -14,19 +14,12 @@ import (
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
+	"github.com/imagepin/imagepin/internal/upstream"
 	"github.com/imagepin/imagepin/pkg/imagepin"
 	"github.com/imagepin/imagepin/pkg/imagepin/internal/order"
 )
 
-// These are the labels of containerd's CRI (internal/cri/labels/labels.go). They mark a record as managed by the CRI,
-// and an image that kubelet must not remove.
-const (
-	criManagedLabel = "io.cri-containerd.image"
-	criManagedValue = "managed"
-	criPinnedLabel  = "io.cri-containerd.pinned"
-	criPinnedValue  = "pinned"
-	deletedLabel    = "" // containerd removes a label that has an empty value
-)
+const deletedLabel = "" // containerd removes a label that has an empty value
 
 // view is the set of entries after a change.
 type view struct {
@@ -189,9 +182,9 @@ func diff(name string, current *images.Image, want *record, gone map[string]stru
 	if want == nil {
 		return change{image: images.Image{Name: name}, remove: true}, current != nil
 	}
-	labels := map[string]string{criManagedLabel: criManagedValue}
+	labels := map[string]string{upstream.ImageLabel: upstream.Managed}
 	if want.pinned {
-		labels[criPinnedLabel] = criPinnedValue
+		labels[upstream.PinnedLabel] = upstream.Pinned
 	}
 	for k, v := range want.keys {
 		labels[k] = v

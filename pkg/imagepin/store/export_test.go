@@ -3,16 +3,17 @@ package store
 import (
 	"context"
 
+	"github.com/imagepin/imagepin/internal/upstream"
 	"github.com/imagepin/imagepin/pkg/imagepin"
 )
 
 // Tests in package store_test use these. They are not in this package because they use health, which imports it.
 const (
 	MaxKeysPerRecord = maxKeysPerRecord
-	CRIManagedLabel  = criManagedLabel
-	CRIManagedValue  = criManagedValue
-	CRIPinnedLabel   = criPinnedLabel
-	CRIPinnedValue   = criPinnedValue
+	CRIManagedLabel  = upstream.ImageLabel
+	CRIManagedValue  = upstream.Managed
+	CRIPinnedLabel   = upstream.PinnedLabel
+	CRIPinnedValue   = upstream.Pinned
 )
 
 // Forget removes a key from the index.

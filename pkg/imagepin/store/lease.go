@@ -8,6 +8,7 @@ import (
 	"github.com/containerd/containerd/v2/core/leases"
 	"github.com/containerd/errdefs"
 
+	"github.com/imagepin/imagepin/internal/upstream"
 	"github.com/imagepin/imagepin/pkg/imagepin"
 )
 
@@ -93,11 +94,11 @@ func needed(entries []imagepin.Entry, held []leases.Resource) []leases.Resource 
 		}
 	}
 	for _, e := range entries {
-		need(leases.Resource{ID: e.RecordTarget.Digest.String(), Type: "content"})
-		need(leases.Resource{ID: e.Manifest.String(), Type: "content"})
-		need(leases.Resource{ID: e.ImageID.String(), Type: "content"})
+		need(leases.Resource{ID: e.RecordTarget.Digest.String(), Type: upstream.ContentType})
+		need(leases.Resource{ID: e.Manifest.String(), Type: upstream.ContentType})
+		need(leases.Resource{ID: e.ImageID.String(), Type: upstream.ContentType})
 		if e.ChainID != "" {
-			need(leases.Resource{ID: e.ChainID.String(), Type: "snapshots/" + e.Target.Snapshotter})
+			need(leases.Resource{ID: e.ChainID.String(), Type: upstream.SnapshotType + e.Target.Snapshotter})
 		}
 	}
 	return missing

@@ -80,8 +80,8 @@ func (s *reader) ByManifest(manifest digest.Digest) (found []imagepin.Entry) {
 }
 
 // Find returns the entries for an image name in a CRI request. The name is an image ID, a prefix of an image ID, or a
-// reference in any form that users write. Find follows containerd's CRI (LocalResolve in
-// internal/cri/server/images/service.go). It returns nil for an unknown image.
+// reference in any form that users write. Find follows containerd's CRI (see package upstream). It
+// returns nil for an unknown image.
 func (s *reader) Find(name string) []imagepin.Entry {
 	if len(name) > imagepin.MaxReference {
 		return nil

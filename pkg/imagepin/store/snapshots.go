@@ -11,12 +11,9 @@ import (
 	"github.com/opencontainers/go-digest"
 
 	"github.com/imagepin/imagepin/internal/failpoint"
+	"github.com/imagepin/imagepin/internal/upstream"
 	"github.com/imagepin/imagepin/pkg/imagepin"
 )
-
-// snapshotRefPrefix is the prefix of the label by which an image's configuration references its snapshot. containerd's
-// unpacker sets it.
-const snapshotRefPrefix = "containerd.io/gc.ref.snapshot."
 
 // releaseSnapshots removes the reference from an image's configuration to its snapshot in each snapshotter for which
 // the image has no keys any more. These snapshots are then freed, and other snapshotters keep theirs.
@@ -43,7 +40,7 @@ func (s *reader) isNeeded(u Unpacked) bool {
 }
 
 func (s *presence) release(ctx context.Context, u Unpacked) error {
-	label := snapshotRefPrefix + u.Snapshotter
+	label := upstream.SnapshotRef + u.Snapshotter
 	_, err := s.config.Content.Update(ctx, content.Info{
 		Digest: u.ImageID,
 		Labels: map[string]string{label: deletedLabel},
@@ -70,7 +67,7 @@ func (s *Store) ReleaseUnpacked(ctx context.Context, id digest.Digest, snapshott
 // the lock.
 func (s *writer) releaseUnpacked(ctx context.Context, u Unpacked) (released bool, _ error) {
 	info, err := s.config.Content.Info(ctx, u.ImageID)
-	if errdefs.IsNotFound(err) || err == nil && info.Labels[snapshotRefPrefix+u.Snapshotter] == "" || s.isKept(u) {
+	if errdefs.IsNotFound(err) || err == nil && info.Labels[upstream.SnapshotRef+u.Snapshotter] == "" || s.isKept(u) {
 		return false, nil
 	}
 	if err != nil {
@@ -130,7 +127,7 @@ func (s *presence) keepSnapshot(ctx context.Context, e imagepin.Entry) error {
 	if e.ChainID == "" {
 		return nil
 	}
-	label := snapshotRefPrefix + e.Target.Snapshotter
+	label := upstream.SnapshotRef + e.Target.Snapshotter
 	info, err := s.config.Content.Info(ctx, e.ImageID)
 	if err == nil && info.Labels[label] != e.ChainID.String() {
 		_, err = s.config.Content.Update(ctx, content.Info{

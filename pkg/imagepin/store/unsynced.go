@@ -9,6 +9,7 @@ import (
 	"github.com/containerd/containerd/v2/core/images"
 	"github.com/opencontainers/go-digest"
 
+	"github.com/imagepin/imagepin/internal/upstream"
 	"github.com/imagepin/imagepin/pkg/imagepin"
 )
 
@@ -58,8 +59,8 @@ func (s *presence) MarkUnsynced(img images.Image, entries ...imagepin.Entry) {
 // Republish publishes the event of the record called name again. It writes the label that containerd's CRI itself
 // writes to each record. It returns ErrNotFound if the record does not exist.
 func (s *Store) Republish(ctx context.Context, name string) error {
-	img := images.Image{Name: name, Labels: map[string]string{criManagedLabel: criManagedValue}}
-	if _, err := s.config.Records.Update(ctx, img, "labels."+criManagedLabel); err != nil {
+	img := images.Image{Name: name, Labels: map[string]string{upstream.ImageLabel: upstream.Managed}}
+	if _, err := s.config.Records.Update(ctx, img, "labels."+upstream.ImageLabel); err != nil {
 		return fmt.Errorf("update image record %s: %w", name, err)
 	}
 	return nil

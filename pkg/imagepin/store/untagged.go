@@ -13,12 +13,12 @@ import (
 	"github.com/opencontainers/go-digest"
 
 	"github.com/imagepin/imagepin/internal/failpoint"
+	"github.com/imagepin/imagepin/internal/upstream"
 	"github.com/imagepin/imagepin/pkg/imagepin"
 )
 
 // lateRecordWindow is how long containerd's CRI may take to write the record of an image ID. The CRI writes it when it
-// handles the event of another record, which may be removed by then (updateImage in
-// internal/cri/server/images/image_pull.go).
+// handles the event of another record, which may be removed by then (see package upstream).
 const lateRecordWindow = time.Minute
 
 // Untagged is an image that has a record of its image ID but no key. containerd's CRI lists it without a tag.
@@ -251,7 +251,7 @@ func (s *Store) HasKeys(ctx context.Context, name string) (bool, error) {
 // removeUnaccounted removes the record of an image ID, unless the image has a key or another record. The caller holds
 // the lock.
 func (s *writer) removeUnaccounted(ctx context.Context, img images.Image) (removed bool, _ error) {
-	if len(s.ByID(digest.Digest(img.Name))) > 0 || img.Labels[criManagedLabel] != criManagedValue {
+	if len(s.ByID(digest.Digest(img.Name))) > 0 || img.Labels[upstream.ImageLabel] != upstream.Managed {
 		return false, nil
 	}
 	same, err := s.config.Records.List(ctx, fmt.Sprintf("target.digest==%s", img.Target.Digest))
@@ -272,12 +272,11 @@ func (s *writer) removeUnaccounted(ctx context.Context, img images.Image) (remov
 }
 
 // Managed reports whether containerd's CRI has labeled a record as its own, and therefore lists the image.
-func Managed(img images.Image) bool { return img.Labels[criManagedLabel] == criManagedValue }
+func Managed(img images.Image) bool { return img.Labels[upstream.ImageLabel] == upstream.Managed }
 
 // CreateIDRecord creates the record of an image ID if it does not exist, and the record img still exists with the same
 // target. containerd's CRI creates the record of a reference again if the reference is removed while the CRI handles the
-// event of its creation (UpdateImage in internal/cri/server/images/image_pull.go). The record of the ID may have been
-// removed since, and then no list contains the image.
+// event of its creation. The record of the ID may have been removed since, and then no list contains the image.
 func (s *Store) CreateIDRecord(ctx context.Context, img images.Image, id digest.Digest) error {
 	unlock, err := s.lock(ctx)
 	if err != nil {
@@ -292,7 +291,7 @@ func (s *Store) CreateIDRecord(ctx context.Context, img images.Image, id digest.
 		return fmt.Errorf("read image record %s: %w", img.Name, err)
 	}
 	_, err = s.config.Records.Create(ctx, images.Image{
-		Name: id.String(), Target: now.Target, Labels: map[string]string{criManagedLabel: criManagedValue},
+		Name: id.String(), Target: now.Target, Labels: map[string]string{upstream.ImageLabel: upstream.Managed},
 	})
 	if err != nil && !errdefs.IsAlreadyExists(err) {
 		return fmt.Errorf("create image record %s: %w", id, err)

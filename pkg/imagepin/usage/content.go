@@ -9,16 +9,10 @@ import (
 	"github.com/containerd/containerd/v2/core/content"
 	"github.com/opencontainers/go-digest"
 
+	"github.com/imagepin/imagepin/internal/upstream"
 	"github.com/imagepin/imagepin/pkg/imagepin/internal/blobs"
 	"github.com/imagepin/imagepin/pkg/imagepin/internal/lease"
 	"github.com/imagepin/imagepin/pkg/imagepin/store"
-)
-
-const (
-	// snapshotRefPrefix is the prefix of the label by which an image's configuration references its snapshot.
-	snapshotRefPrefix = "containerd.io/gc.ref.snapshot."
-	// snapshotType is the prefix of the type of a snapshot in a lease. The snapshotter follows.
-	snapshotType = "snapshots/"
 )
 
 // blob is what containerd's records tell of a blob.
@@ -47,7 +41,7 @@ func (m *Meter) readContent(ctx context.Context) (map[digest.Digest]blob, error)
 	err := m.config.Content.Walk(ctx, func(i content.Info) error {
 		b := blob{size: i.Size, refs: blobs.RefsOf(i).All()}
 		for label, chainID := range i.Labels {
-			if name, ok := strings.CutPrefix(label, snapshotRefPrefix); ok {
+			if name, ok := strings.CutPrefix(label, upstream.SnapshotRef); ok {
 				b.snapshots = append(b.snapshots, snapshot{name, chainID})
 			}
 		}
@@ -120,9 +114,9 @@ func (m *Meter) keptByOthers(ctx context.Context, images []store.Image, all map[
 			return need{}, err
 		}
 		for _, r := range resources {
-			if name, ok := strings.CutPrefix(r.Type, snapshotType); ok {
+			if name, ok := strings.CutPrefix(r.Type, upstream.SnapshotType); ok {
 				held[snapshot{name, r.ID}] = true
-			} else if r.Type == "content" {
+			} else if r.Type == upstream.ContentType {
 				kept.add(all, digest.Digest(r.ID))
 			}
 		}

@@ -9,6 +9,7 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/imagepin/imagepin/internal/ctdtest"
+	"github.com/imagepin/imagepin/internal/upstream"
 	"github.com/imagepin/imagepin/pkg/imagepin"
 	"github.com/imagepin/imagepin/pkg/imagepin/store"
 	"github.com/imagepin/imagepin/pkg/runtimeplatform"
@@ -107,7 +108,7 @@ func TestRetainedSnapshot(t *testing.T) {
 	n.Unpack(ctx, t, img, "second")
 	l, err := n.Leases.Create(ctx, leases.WithID("retain"), leases.WithLabel(imagepin.LeaseLabel, "retain"))
 	noError(t, err)
-	noError(t, n.Leases.AddResource(ctx, l, leases.Resource{ID: img.ChainID.String(), Type: snapshotType + "second"}))
+	noError(t, n.Leases.AddResource(ctx, l, leases.Resource{ID: img.ChainID.String(), Type: upstream.SnapshotType + "second"}))
 	entry := imagepin.Entry{
 		Key:    imagepin.Key{Ref: "app:v1", Target: runtimeplatform.Target{Snapshotter: "first"}},
 		Record: "app:v1", RecordTarget: img.Manifest, Manifest: img.Manifest.Digest, ImageID: img.Config.Digest, ChainID: img.ChainID,

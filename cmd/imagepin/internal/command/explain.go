@@ -113,8 +113,7 @@ const correctHint = "\nCorrect this and restart containerd."
 func (a *app) notServed(ctx context.Context, conn grpc.ClientConnInterface, address string) error {
 	ctx, cancel := context.WithTimeout(ctx, explainTimeout)
 	defer cancel()
-	const cri = "io.containerd.grpc.v1.cri"
-	failed, err := pluginErrors(ctx, conn, imagepinconfig.Section, cri)
+	failed, err := pluginErrors(ctx, conn, imagepinconfig.Section, imagepinconfig.CRISection)
 	own, hasOwn := failed[imagepinconfig.Section]
 	switch {
 	case err != nil:
@@ -124,10 +123,10 @@ func (a *app) notServed(ctx context.Context, conn grpc.ClientConnInterface, addr
 	case own != "":
 		const check = " To check its configuration, run: imagepin config check /etc/containerd/config.toml"
 		return fmt.Errorf("imagepin failed to load in containerd at %s: %s%s", address, strings.TrimPrefix(own, "imagepin: "), correctHint+check)
-	case failed[cri] != "":
-		return fmt.Errorf("the CRI failed to load in containerd at %s: %s%s", address, failed[cri], correctHint)
+	case failed[imagepinconfig.CRISection] != "":
+		return fmt.Errorf("the CRI failed to load in containerd at %s: %s%s", address, failed[imagepinconfig.CRISection], correctHint)
 	}
-	return fmt.Errorf("containerd at %s does not serve imagepin: the plugin %s is missing or disabled", address, cri)
+	return fmt.Errorf("containerd at %s does not serve imagepin: the plugin %s is missing or disabled", address, imagepinconfig.CRISection)
 }
 
 // pluginErrors returns the errors of plugins of containerd, by URI; "" for a plugin that is loaded. A plugin that is

@@ -8,9 +8,6 @@ import (
 	imagepinconfig "github.com/imagepin/imagepin/pkg/imagepin/config"
 )
 
-// criSection is the section of containerd's CRI plugin in a configuration of version 2.
-const criSection = "io.containerd.grpc.v1.cri"
-
 // sandboxImage returns the sandbox image that containerd's configuration sets. It fails if none is set, because the default
 // depends on the version of containerd.
 func sandboxImage(path string) (imagerefs.Ref, error) {
@@ -18,7 +15,7 @@ func sandboxImage(path string) (imagerefs.Ref, error) {
 	if err != nil {
 		return imagerefs.Ref{}, err
 	}
-	for _, key := range [][]string{{imagepinconfig.ImagesSection, "pinned_images", "sandbox"}, {criSection, "sandbox_image"}} {
+	for _, key := range [][]string{{imagepinconfig.ImagesSection, "pinned_images", "sandbox"}, {imagepinconfig.CRISection, "sandbox_image"}} {
 		var value any = c.Plugins
 		for _, k := range key {
 			table, _ := value.(map[string]any)

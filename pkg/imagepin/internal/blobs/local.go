@@ -15,6 +15,8 @@ import (
 	"github.com/containerd/containerd/v2/pkg/namespaces"
 	"github.com/containerd/log"
 	"github.com/opencontainers/go-digest"
+
+	"github.com/imagepin/imagepin/internal/upstream"
 )
 
 // WithLocalFiles returns a content store that checks files directly, if this process can read them. dir returns the directory of
@@ -37,7 +39,7 @@ const ownerRead = 0o400
 // Check implements [Checker].
 func (l *localFiles) Check(ctx context.Context, d digest.Digest, size int64) error {
 	if dir := l.dir(); dir != "" && d.Validate() == nil {
-		info, err := os.Stat(filepath.Join(dir, "blobs", d.Algorithm().String(), d.Encoded()))
+		info, err := os.Stat(filepath.Join(dir, upstream.BlobsDir, d.Algorithm().String(), d.Encoded()))
 		if err == nil && info.Mode().IsRegular() && info.Mode()&ownerRead != 0 && info.Size() == size {
 			return nil
 		}
@@ -53,8 +55,7 @@ type Opener interface {
 
 var _ Opener = (*localFiles)(nil)
 
-// OpenWrite implements [Opener]. The directory of a write has its name in the file "ref", after the namespace and a number
-// (createKey in core/metadata of containerd), and what is written in the file "data" (plugins/content/local).
+// OpenWrite implements [Opener]. The name of a write is after the namespace and a number.
 func (l *localFiles) OpenWrite(ctx context.Context, ref string) (io.ReadCloser, error) {
 	namespace, err := namespaces.NamespaceRequired(ctx)
 	if err != nil {
@@ -64,7 +65,7 @@ func (l *localFiles) OpenWrite(ctx context.Context, ref string) (io.ReadCloser, 
 	if dir == "" {
 		return nil, fs.ErrNotExist
 	}
-	names, err := filepath.Glob(filepath.Join(dir, "ingest", "*", "ref"))
+	names, err := filepath.Glob(filepath.Join(dir, upstream.IngestDir, "*", upstream.IngestRef))
 	if err != nil {
 		return nil, err
 	}
@@ -76,7 +77,7 @@ func (l *localFiles) OpenWrite(ctx context.Context, ref string) (io.ReadCloser, 
 		rest, ok := strings.CutPrefix(string(b), namespace+"/")
 		number, written, _ := strings.Cut(rest, "/")
 		if _, err := strconv.ParseUint(number, 10, 64); ok && err == nil && written == ref {
-			return os.Open(filepath.Join(filepath.Dir(name), "data"))
+			return os.Open(filepath.Join(filepath.Dir(name), upstream.IngestData))
 		}
 	}
 	return nil, fs.ErrNotExist
@@ -91,24 +92,24 @@ type Cleaner interface {
 
 var _ Cleaner = (*localFiles)(nil)
 
-// RemoveNameless implements [Cleaner]. The name of a directory is the digest of the name of its write (plugins/content/local).
+// RemoveNameless implements [Cleaner]. The name of a directory is the digest of the name of its write.
 func (l *localFiles) RemoveNameless(ctx context.Context, before time.Time) error {
 	dir := l.dir()
 	if dir == "" {
 		return nil
 	}
-	all, err := os.ReadDir(filepath.Join(dir, "ingest"))
+	all, err := os.ReadDir(filepath.Join(dir, upstream.IngestDir))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
 	var failed error
 	for _, d := range all {
-		path := filepath.Join(dir, "ingest", d.Name())
+		path := filepath.Join(dir, upstream.IngestDir, d.Name())
 		info, err := d.Info()
 		if err != nil || !d.IsDir() || !info.ModTime().Before(before) {
 			continue // it has ended, or has just begun
 		}
-		ref, err := os.ReadFile(filepath.Join(path, "ref"))
+		ref, err := os.ReadFile(filepath.Join(path, upstream.IngestRef))
 		if err == nil && digest.FromBytes(ref).Encoded() == d.Name() || err != nil && !errors.Is(err, fs.ErrNotExist) {
 			continue
 		}

@@ -6,16 +6,8 @@ import (
 
 	"github.com/containerd/containerd/v2/core/content"
 	"github.com/opencontainers/go-digest"
-)
 
-// The labels by which the record of a blob references other blobs (ChildGCLabels in core/images of containerd). The
-// typed ones name the media type of the other blob.
-const (
-	refPrefix      = "containerd.io/gc.ref.content"
-	layerPrefix    = refPrefix + ".l."
-	manifestPrefix = refPrefix + ".m."
-	referrerPrefix = refPrefix + ".referrer."
-	configLabel    = refPrefix + ".config"
+	"github.com/imagepin/imagepin/internal/upstream"
 )
 
 // Refs are the blobs that the record of a blob references, in order.
@@ -35,11 +27,11 @@ func RefsOf(i content.Info) Refs {
 	for label, value := range i.Labels {
 		to := &r.Untyped
 		switch {
-		case !strings.HasPrefix(label, refPrefix):
+		case !strings.HasPrefix(label, upstream.ContentRef):
 			continue
-		case strings.HasPrefix(label, layerPrefix):
+		case strings.HasPrefix(label, upstream.LayerRef):
 			to = &r.Layers
-		case strings.HasPrefix(label, manifestPrefix), strings.HasPrefix(label, referrerPrefix), label == configLabel:
+		case strings.HasPrefix(label, upstream.ManifestRef), strings.HasPrefix(label, upstream.ReferrerRef), label == upstream.ConfigRef:
 			to = &r.Typed
 		}
 		*to = append(*to, digest.Digest(value))

@@ -15,6 +15,7 @@ import (
 	"github.com/containerd/log"
 	"github.com/opencontainers/go-digest"
 
+	"github.com/imagepin/imagepin/internal/upstream"
 	"github.com/imagepin/imagepin/pkg/imagepin"
 	"github.com/imagepin/imagepin/pkg/imagepin/durable"
 	"github.com/imagepin/imagepin/pkg/imagepin/internal/blobs"
@@ -33,12 +34,6 @@ const (
 
 	// beginning is the maximum time that containerd needs to give a write its name.
 	beginning = time.Minute
-
-	expireLabel = "containerd.io/gc.expire"
-	// flatLabel is the label of a lease that holds only the resources that it lists, and not what these reference.
-	flatLabel  = "containerd.io/gc.flat"
-	blobType   = "content"
-	ingestType = "ingests"
 )
 
 // Resumes keeps what failed pulls have fetched: blobs, and the writes of blobs that are not complete. A lease for each of these
@@ -82,12 +77,12 @@ func (r *Resumes) keep(ctx context.Context, pull leases.Lease, writes bool) (kep
 	if err != nil {
 		return false, err
 	}
-	held = slices.DeleteFunc(held, func(l leases.Resource) bool { return !writes && l.Type == ingestType })
+	held = slices.DeleteFunc(held, func(l leases.Resource) bool { return !writes && l.Type == upstream.IngestType })
 	if len(held) == 0 {
 		return false, nil
 	}
 	l, err := r.leases.Create(ctx, leases.WithRandomID(), leases.WithExpiration(ResumeExpiration), leases.WithLabels(map[string]string{
-		imagepin.LeaseLabel: string(Resume), bootLabel: r.boot, flatLabel: time.Now().UTC().Format(time.RFC3339),
+		imagepin.LeaseLabel: string(Resume), bootLabel: r.boot, upstream.FlatLabel: time.Now().UTC().Format(time.RFC3339),
 	}))
 	if err != nil {
 		return false, fmt.Errorf("create a lease: %w", err)
@@ -103,7 +98,7 @@ func (r *Resumes) keep(ctx context.Context, pull leases.Lease, writes bool) (kep
 // resources returns the blobs and the writes that a lease holds. Snapshots are not among them.
 func (r *Resumes) resources(ctx context.Context, l leases.Lease) ([]leases.Resource, error) {
 	all, err := Resources(ctx, r.leases, l)
-	return slices.DeleteFunc(all, func(r leases.Resource) bool { return r.Type != blobType && r.Type != ingestType }), err
+	return slices.DeleteFunc(all, func(r leases.Resource) bool { return r.Type != upstream.ContentType && r.Type != upstream.IngestType }), err
 }
 
 // bound deletes the leases that hold nothing which the newest one does not, and the oldest ones as long as all hold too much.
@@ -153,13 +148,13 @@ func (r *Resumes) listAll(ctx context.Context) ([]leases.Lease, error) {
 
 // expiry returns when a lease expires. It is in the past for a lease without an expiry.
 func expiry(l leases.Lease) time.Time {
-	t, _ := time.Parse(time.RFC3339, l.Labels[expireLabel])
+	t, _ := time.Parse(time.RFC3339, l.Labels[upstream.ExpireLabel])
 	return t
 }
 
 // sizeOf returns the size of a blob or a write, 0 if it is gone.
 func (r *Resumes) sizeOf(ctx context.Context, resource leases.Resource) int64 {
-	if resource.Type == ingestType {
+	if resource.Type == upstream.IngestType {
 		status, err := r.content.Status(ctx, resource.ID)
 		if err != nil {
 			return 0
@@ -232,7 +227,7 @@ func (r *Resumes) FreeOf(ctx context.Context, manifest digest.Digest) (freed boo
 		if err != nil {
 			return false, err
 		}
-		return slices.Contains(held, leases.Resource{Type: blobType, ID: manifest.String()}) ||
+		return slices.Contains(held, leases.Resource{Type: upstream.ContentType, ID: manifest.String()}) ||
 			r.within(ctx, held, func(l leases.Resource) bool { return slices.Contains(ready, l) }), nil
 	})
 }
@@ -240,7 +235,7 @@ func (r *Resumes) FreeOf(ctx context.Context, manifest digest.Digest) (freed boo
 // within reports whether all blobs are some that have is true for, and no write has a byte.
 func (r *Resumes) within(ctx context.Context, held []leases.Resource, have func(leases.Resource) bool) bool {
 	return !slices.ContainsFunc(held, func(l leases.Resource) bool {
-		if l.Type == ingestType {
+		if l.Type == upstream.IngestType {
 			return r.sizeOf(ctx, l) > 0
 		}
 		return !have(l)
@@ -297,7 +292,7 @@ func (r *Resumes) Kept(ctx context.Context) (kept Kept, _ error) {
 		for _, resource := range held {
 			switch {
 			case seen[resource]:
-			case resource.Type == blobType:
+			case resource.Type == upstream.ContentType:
 				kept.Blobs = append(kept.Blobs, digest.Digest(resource.ID))
 			default:
 				kept.Writes++
@@ -389,7 +384,7 @@ func (r *Resumes) deleteWrites(ctx context.Context, l leases.Lease) error {
 		return err
 	}
 	for _, resource := range held {
-		if resource.Type != ingestType {
+		if resource.Type != upstream.IngestType {
 			continue
 		}
 		err := r.content.Abort(ctx, resource.ID)

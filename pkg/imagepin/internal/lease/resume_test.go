@@ -15,6 +15,7 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/imagepin/imagepin/internal/ctdtest"
+	"github.com/imagepin/imagepin/internal/upstream"
 	"github.com/imagepin/imagepin/pkg/imagepin"
 )
 
@@ -92,7 +93,7 @@ func TestResumes(t *testing.T) {
 		t.Errorf("got %t, %v and %+v, want a blob and 4 bytes of another one", kept, err, got)
 	}
 	all, err := n.Leases.List(ctx)
-	if err != nil || len(all) != 1 || all[0].Labels[expireLabel] == "" {
+	if err != nil || len(all) != 1 || all[0].Labels[upstream.ExpireLabel] == "" {
 		t.Errorf("got leases %+v, %v, want one that expires", all, err)
 	}
 	if freed, err := r.FreeOf(underLease(t, n), digest.FromString("other")); freed || err != nil {
@@ -144,7 +145,7 @@ func fetchedAgain(t *testing.T, n *ctdtest.Node, blob, part string) func(context
 	return func(ctx context.Context) error {
 		if n.HasBlob(t, digest.FromString(blob)) {
 			id, _ := leases.FromContext(ctx)
-			for kind, name := range map[string]string{blobType: digest.FromString(blob).String(), ingestType: part} {
+			for kind, name := range map[string]string{upstream.ContentType: digest.FromString(blob).String(), upstream.IngestType: part} {
 				if err := n.Leases.AddResource(ctx, leases.Lease{ID: id}, leases.Resource{Type: kind, ID: name}); err != nil {
 					return err
 				}
@@ -269,7 +270,7 @@ func TestFreeOfWhatIsReady(t *testing.T) {
 	}
 	ready := underLease(t, n)
 	id, _ := leases.FromContext(ready)
-	if err := n.Leases.AddResource(ctx, leases.Lease{ID: id}, leases.Resource{Type: blobType, ID: digest.FromString("index").String()}); err != nil {
+	if err := n.Leases.AddResource(ctx, leases.Lease{ID: id}, leases.Resource{Type: upstream.ContentType, ID: digest.FromString("index").String()}); err != nil {
 		t.Fatal(err)
 	}
 	for _, want := range []bool{false, true} { // while a write has bytes, and when it is complete

@@ -5,22 +5,15 @@ import (
 
 	"github.com/containerd/log"
 
+	"github.com/imagepin/imagepin/internal/upstream"
 	"github.com/imagepin/imagepin/pkg/imagepin/pin"
 	"github.com/imagepin/imagepin/pkg/imagepin/policy"
 )
 
-const (
-	// sourceAnnotation is the annotation that kubelet sets on every pod, with the source of the pod (pkg/kubelet/types).
-	sourceAnnotation = "kubernetes.io/config.source"
-	// sourceAPI is its value for pods of the API server. Other pods are static, and the API server has mirrors of them
-	// with other UIDs.
-	sourceAPI = "api"
-)
-
 // mayHaveOwner reports whether the API server can know the owner of a pod.
 func mayHaveOwner(pod policy.Pod) bool {
-	source, ok := pod.Annotations[sourceAnnotation]
-	return pod.Namespace != "" && pod.Name != "" && pod.UID != "" && (!ok || source == sourceAPI)
+	source, ok := pod.Annotations[upstream.SourceAnnotation]
+	return pod.Namespace != "" && pod.Name != "" && pod.UID != "" && (!ok || source == upstream.SourceAPI)
 }
 
 // LearnOwner asks the API server for the owner of a pod whose images may be pinned in the cluster, so that later calls for

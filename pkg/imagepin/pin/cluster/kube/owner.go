@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/imagepin/imagepin/api/v1alpha1"
+	"github.com/imagepin/imagepin/internal/upstream"
 	"github.com/imagepin/imagepin/pkg/imagepin"
 )
 
@@ -24,14 +25,6 @@ type Owner struct {
 	// controller of the pod. Kubernetes deletes the ImagePins with this object.
 	Reference metav1.OwnerReference
 }
-
-// revisionLabel is the label of a pod with its revision, if its controller has more than one at a time
-// (ControllerRevisionHashLabelKey in k8s.io/api/apps/v1).
-const revisionLabel = "controller-revision-hash"
-
-// mirrorAnnotation is the annotation of the object in the API that represents a static pod (MirrorPodAnnotationKey in
-// k8s.io/api/core/v1).
-const mirrorAnnotation = "kubernetes.io/config.mirror"
 
 var (
 	pods                = resource{path: "/api/v1", name: "pods", kind: "pod"}
@@ -95,7 +88,7 @@ func (s *session) pod(ctx context.Context, pod Pod) (*metav1.PartialObjectMetada
 }
 
 func isMirror(pod *metav1.PartialObjectMetadata) bool {
-	_, ok := pod.Annotations[mirrorAnnotation]
+	_, ok := pod.Annotations[upstream.MirrorAnnotation]
 	return ok
 }
 
@@ -119,7 +112,7 @@ func ownerOf(pod *metav1.PartialObjectMetadata) *Owner {
 	owner.Reference.Controller = nil
 	owner.Reference.BlockOwnerDeletion = new(bool)
 	if !hasOneRevision(kind) {
-		owner.Revision = pod.Labels[revisionLabel]
+		owner.Revision = pod.Labels[upstream.RevisionLabel]
 	}
 	if !canExist(owner.Owner) {
 		return nil

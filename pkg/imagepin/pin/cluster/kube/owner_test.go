@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/imagepin/imagepin/api/v1alpha1"
+	"github.com/imagepin/imagepin/internal/upstream"
 	"github.com/imagepin/imagepin/pkg/imagepin"
 )
 
@@ -103,10 +104,10 @@ func TestOwnerOf(t *testing.T) {
 				m.OwnerReferences = c.refs
 				m.Labels = map[string]string{"app": "x"}
 				if c.label != "" {
-					m.Labels[revisionLabel] = c.label
+					m.Labels[upstream.RevisionLabel] = c.label
 				}
 				if c.annotation != "" {
-					m.Annotations = map[string]string{mirrorAnnotation: c.annotation}
+					m.Annotations = map[string]string{upstream.MirrorAnnotation: c.annotation}
 				}
 			})
 			for name, owner := range map[string]types.UID{c.revision: "owner-1", c.foreign: "owner-2"} {
@@ -193,7 +194,7 @@ func TestOwnerOfAnotherPod(t *testing.T) {
 		c, _ := a.client()
 		a.addPod("p", "pod-2", func(m *metav1.PartialObjectMetadata) {
 			m.OwnerReferences = []metav1.OwnerReference{controller("v1", "Node", "n1")}
-			m.Annotations = map[string]string{mirrorAnnotation: "0123"}
+			m.Annotations = map[string]string{upstream.MirrorAnnotation: "0123"}
 		})
 		if owner, err := c.OwnerOf(t.Context(), Pod{namespace, "p", "0123"}); owner != nil || err != nil {
 			t.Errorf("got %v and %v, want no owner", owner, err)
@@ -251,7 +252,7 @@ func TestControllersThatCannotExist(t *testing.T) {
 			*o.Controller = true
 			edit(&o)
 			pod := a.addPod("db-0", "pod-1", func(m *metav1.PartialObjectMetadata) {
-				m.OwnerReferences, m.Labels = []metav1.OwnerReference{o}, map[string]string{revisionLabel: "x"}
+				m.OwnerReferences, m.Labels = []metav1.OwnerReference{o}, map[string]string{upstream.RevisionLabel: "x"}
 			})
 			if owner, err := c.OwnerOf(t.Context(), pod); err != nil || owner != nil {
 				t.Errorf("got %+v and %v, want no owner", owner, err)

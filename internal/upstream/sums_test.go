@@ -1,0 +1,31 @@
+package upstream
+
+// sums are those of functions without comments and white space, see TestFunctions.
+var sums = map[string]string{
+	"core/diff/apply/apply.go: Apply":                                        "00be1e6da92e",
+	"core/metadata/gc.go: remove":                                            "6fd83e490242",
+	"core/metadata/leases.go: parseLeaseResource":                            "c3ec4ab21380",
+	"core/metadata/snapshot.go: createKey":                                   "c4faac7fe894",
+	"core/remotes/handlers.go: Fetch":                                        "8d348621ff83",
+	"core/transfer/local/pull.go: pull":                                      "f745fa64423d",
+	"core/unpack/unpacker.go: unpack":                                        "d4257c53e511",
+	"internal/cri/server/events/events.go: Start":                            "2dbee31f83ae",
+	"internal/cri/server/events/events.go: reBackOff":                        "f9a45224adb0",
+	"internal/cri/server/helpers.go: toContainerdImage":                      "217a4754b9a9",
+	"internal/cri/server/images/check.go: CheckImages":                       "1ec15585168d",
+	"internal/cri/server/images/image_pull.go: ParseAuth":                    "139fbe710054",
+	"internal/cri/server/images/image_pull.go: UpdateImage":                  "e642baef9d6e",
+	"internal/cri/server/images/image_pull.go: createOrUpdateImageReference": "21878ecdb9b4",
+	"internal/cri/server/images/image_pull.go: start":                        "750a2b10efd1",
+	"internal/cri/server/images/image_status.go: getUserFromImage":           "3e1c5e8833a9",
+	"internal/cri/server/images/service.go: LocalResolve":                    "6da00386565b",
+	"internal/cri/store/image/image.go: Update":                              "e7f8d6449ee3",
+	"k8s.io/kubernetes/pkg/kubelet/images/image_manager.go: evalCRIPullErr":  "8a0dbdfac38a",
+	"k8s.io/kubernetes/pkg/kubelet/kuberuntime/helpers.go: getImageUser":     "2265bc906233",
+	"pkg/archive/tar.go: applyNaive":                                         "31227066b542",
+	"plugins/content/local/writer.go: Commit":                                "630d0f94846b",
+	"plugins/snapshots/erofs/erofs.go: upperPath":                            "4ac5e9ddc06f",
+	"plugins/snapshots/native/native.go: getSnapshotDir":                     "8674c2927118",
+	"plugins/snapshots/overlay/overlay.go: createSnapshot":                   "d5233442bb93",
+	"plugins/snapshots/overlay/overlay.go: mounts":                           "3c239c8759e4",
+}
