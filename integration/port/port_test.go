@@ -1,35 +1,9 @@
 package port
 
 import (
-	"errors"
 	"net"
-	"syscall"
 	"testing"
 )
-
-// TestReserve listens on a reserved port, again and again, and refuses connections meanwhile.
-func TestReserve(t *testing.T) {
-	r, err := Reserve()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer r.Close()
-	for range 3 {
-		if _, err := net.Dial("tcp", r.Addr()); !errors.Is(err, syscall.ECONNREFUSED) {
-			t.Errorf("without a server: got %v, want connection refused", err)
-		}
-		l, err := net.Listen("tcp", r.Addr())
-		if err != nil {
-			t.Fatal(err)
-		}
-		conn, err := net.Dial("tcp", r.Addr())
-		if err != nil {
-			t.Fatal(err)
-		}
-		conn.Close()
-		l.Close()
-	}
-}
 
 // TestReserved opens so many listeners that each free port has a good chance, and gets no reserved port.
 func TestReserved(t *testing.T) {

@@ -5,7 +5,9 @@ import (
 	"bytes"
 	"encoding/json"
 	"maps"
+	"slices"
 
+	"github.com/containerd/containerd/v2/pkg/rootfs"
 	"github.com/containerd/platforms"
 	"github.com/opencontainers/go-digest"
 	"github.com/opencontainers/image-spec/identity"
@@ -43,18 +45,31 @@ func (b Blobs) AddJSON(mediaType string, v any) ocispec.Descriptor {
 // Image adds an image with one layer. Equal platforms and texts result in the same configuration. Annotations
 // distinguish manifests that share a configuration.
 func (b Blobs) Image(platform, text string, annotations map[string]string) Image {
-	p := platforms.MustParse(platform)
-	layer := layerOf(text + " " + platform)
-	img := Image{Layer: b.Add(ocispec.MediaTypeImageLayer, layer)}
-	rootfs := ocispec.RootFS{Type: "layers", DiffIDs: []digest.Digest{digest.FromBytes(layer)}}
-	img.ChainID = identity.ChainID(rootfs.DiffIDs)
-	img.Config = b.AddJSON(ocispec.MediaTypeImageConfig, ocispec.Image{Platform: p, RootFS: rootfs, Author: text})
-	img.Manifest = b.AddJSON(ocispec.MediaTypeImageManifest, ocispec.Manifest{
-		Versioned: specs.Versioned{SchemaVersion: 2}, MediaType: ocispec.MediaTypeImageManifest,
-		Config: img.Config, Layers: []ocispec.Descriptor{img.Layer}, Annotations: annotations,
-	})
-	img.Manifest.Platform = &p
+	img, _ := b.image(platform, text, annotations, layerOf(text+" "+platform))
 	return img
+}
+
+// Layers adds an image with these uncompressed layers, lowest first. Layer is its last one.
+func (b Blobs) Layers(platform string, archives ...[]byte) (Image, []rootfs.Layer) {
+	return b.image(platform, "", nil, archives...)
+}
+
+func (b Blobs) image(platform, author string, annotations map[string]string, archives ...[]byte) (img Image, layers []rootfs.Layer) {
+	p := platforms.MustParse(platform)
+	fs := ocispec.RootFS{Type: "layers"}
+	m := ocispec.Manifest{Versioned: specs.Versioned{SchemaVersion: 2}, MediaType: ocispec.MediaTypeImageManifest, Annotations: annotations}
+	for _, archive := range archives {
+		img.Layer = b.Add(ocispec.MediaTypeImageLayer, archive)
+		m.Layers = append(m.Layers, img.Layer)
+		fs.DiffIDs = append(fs.DiffIDs, img.Layer.Digest)
+		layers = append(layers, rootfs.Layer{Blob: img.Layer, Diff: img.Layer})
+	}
+	img.ChainID = identity.ChainID(slices.Clone(fs.DiffIDs))
+	img.Config = b.AddJSON(ocispec.MediaTypeImageConfig, ocispec.Image{Platform: p, RootFS: fs, Author: author})
+	m.Config = img.Config
+	img.Manifest = b.AddJSON(ocispec.MediaTypeImageManifest, m)
+	img.Manifest.Platform = &p
+	return img, layers
 }
 
 // Index adds an index.

@@ -71,13 +71,13 @@ func NewOf(t testing.TB, open func(root string) (snapshots.Snapshotter, error), 
 			t.Error(err)
 		}
 	})
-	calls := &namespaced{}
-	calls.failAtEnd(t)
-	n.Images = namespacedImages{metadata.NewImageStore(n.DB), calls}
-	n.Content = namespacedContent{n.DB.ContentStore(), calls}
-	n.Leases = namespacedLeases{collectingLeases{metadata.NewLeaseManager(n.DB), n.DB}, calls}
+	without := &namespaced{}
+	without.failAtEnd(t)
+	n.Images = Images{metadata.NewImageStore(n.DB), without.calls("images")}
+	n.Content = Content{n.DB.ContentStore(), without.calls("content")}
+	n.Leases = Leases{collectingLeases{metadata.NewLeaseManager(n.DB), n.DB}, without.calls("leases")}
 	for _, name := range snapshotters {
-		n.snapshotters[name] = namespacedSnapshotter{n.DB.Snapshotter(name), calls}
+		n.snapshotters[name] = Snapshots{n.DB.Snapshotter(name), without.calls("snapshots")}
 	}
 	return n
 }

@@ -25,7 +25,7 @@
 //   - A credential is only for its server address. User and password precede the identity token and auth. A pull ends if it has
 //     open requests, and no bytes for image_pull_progress_timeout.
 //     internal/cri/server/images/image_pull.go: ParseAuth and start
-//     For, stalled in pkg/imagepin/resolve. TestAuth in integration/stock, TestMakingReadyEndsWhenStalled in integration/pull.
+//     forHost, stalled in pkg/imagepin/resolve. TestAuth in integration/stock, TestMakingReadyEndsWhenStalled in integration/pull.
 //   - The transfer service calls all image verifiers before it fetches anything. An error blocks the pull.
 //     core/transfer/local/pull.go: pull. verify in pkg/imagepin/pull. TestVerifier in integration/pull.
 //   - A fetch commits a writer that has all bytes without a request, and refuses a blob without bytes.

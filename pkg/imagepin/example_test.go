@@ -45,3 +45,22 @@ func ExampleEncodeKeyLabel() {
 	// registry.example/shop/cart:v7 for linux/arm64 on overlayfs
 	// true
 }
+
+// A short name is normalized as in containerd's CRI.
+func ExampleParseReference() {
+	d := digest.FromString("cart")
+	for _, name := range []string{"redis", "shop/cart:v7", "registry.example/cart:v7@" + d.String(), "cart:"} {
+		ref, err := imagepin.ParseReference(name)
+		if err != nil {
+			fmt.Println(err)
+			continue
+		}
+		fmt.Println(ref)
+	}
+	// Output:
+	// docker.io/library/redis:latest
+	// docker.io/shop/cart:v7
+	// registry.example/cart@sha256:1c42ddc0285b9c25135be3bf345e6a041271b784b22a6f6cab6588dab93c5980
+	// InvalidReference: "cart:": invalid reference format
+	// Write it as [registry/]repository[:tag][@digest].
+}

@@ -10,11 +10,9 @@ import (
 
 	"github.com/containerd/containerd/v2/core/metadata"
 	"github.com/containerd/containerd/v2/core/snapshots"
-	"github.com/containerd/containerd/v2/pkg/namespaces"
 	"github.com/containerd/containerd/v2/plugins"
 	"github.com/containerd/plugin"
 	"github.com/containerd/plugin/registry"
-	bolt "go.etcd.io/bbolt"
 
 	"github.com/imagepin/imagepin/internal/ctdtest"
 	"github.com/imagepin/imagepin/pkg/imagepin/config"
@@ -124,7 +122,7 @@ func newTestNode(t *testing.T, snapshotter snapshots.Snapshotter) *node.Node {
 	n, err := node.New(node.Config{
 		Containerd: node.Containerd{
 			Records: newRecords(c.DB, c.Events), Pins: metadata.NewImageStore(c.DB), Content: c.Content, Leases: c.Leases,
-			Namespaces: namespaceStore{db: c.DB}, Events: c.Events,
+			Namespaces: ctdtest.Namespaces{DB: c.DB}, Events: c.Events,
 			Snapshots: func(name string) snapshots.Snapshotter {
 				if snapshotter != nil {
 					return snapshotter
@@ -139,16 +137,6 @@ func newTestNode(t *testing.T, snapshotter snapshots.Snapshotter) *node.Node {
 		t.Fatal(err)
 	}
 	return n
-}
-
-// namespaceStore creates namespaces in a metadata database.
-type namespaceStore struct {
-	namespaces.Store
-	db *metadata.DB
-}
-
-func (s namespaceStore) Create(ctx context.Context, name string, labels map[string]string) error {
-	return s.db.Update(func(tx *bolt.Tx) error { return metadata.NewNamespaceStore(tx).Create(ctx, name, labels) })
 }
 
 func TestDecoratedCRIFails(t *testing.T) {

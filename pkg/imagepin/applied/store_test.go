@@ -14,13 +14,11 @@ import (
 	"github.com/containerd/containerd/v2/core/content"
 	"github.com/containerd/containerd/v2/core/images"
 	"github.com/containerd/containerd/v2/core/leases"
-	"github.com/containerd/containerd/v2/core/metadata"
 	"github.com/containerd/containerd/v2/pkg/namespaces"
 	"github.com/containerd/errdefs"
 	"github.com/distribution/reference"
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
-	bolt "go.etcd.io/bbolt"
 
 	"github.com/imagepin/imagepin/internal/ctdtest"
 	"github.com/imagepin/imagepin/pkg/imagepin"
@@ -35,13 +33,6 @@ func noError(t testing.TB, err error) {
 	if err != nil {
 		t.Fatal(err)
 	}
-}
-
-type boltNamespaces struct{ db *metadata.DB }
-
-// Create implements pin.Namespaces.
-func (s boltNamespaces) Create(ctx context.Context, name string, labels map[string]string) error {
-	return s.db.Update(func(tx *bolt.Tx) error { return metadata.NewNamespaceStore(tx).Create(ctx, name, labels) })
 }
 
 func root(text string) ocispec.Descriptor {
@@ -97,14 +88,14 @@ func newEnv(t *testing.T) *env {
 
 // restart replaces what a process has in memory.
 func (e *env) restart(t *testing.T) {
-	e.pins = pin.New(pin.Config{Images: e.node.Images, Namespaces: boltNamespaces{e.node.DB}})
+	e.pins = pin.New(pin.Config{Images: e.node.Images, Namespaces: ctdtest.Namespaces{DB: e.node.DB}})
 	noError(t, e.pins.Load(e.ctx))
 	e.Store = New(e.config(e.pins))
 }
 
 func (e *env) config(pins Pins) Config {
 	return Config{
-		Images: e.node.Images, Content: e.node.Content, Leases: e.node.Leases, Namespaces: boltNamespaces{e.node.DB}, Pins: pins,
+		Images: e.node.Images, Content: e.node.Content, Leases: e.node.Leases, Namespaces: ctdtest.Namespaces{DB: e.node.DB}, Pins: pins,
 		Retain: func(_ context.Context, roots ...digest.Digest) error {
 			e.mu.Lock()
 			defer e.mu.Unlock()
@@ -395,14 +386,6 @@ func (e *env) point(t *testing.T, data []byte) {
 	noError(t, err)
 }
 
-// unavailable is a content store that a daemon does not serve.
-type unavailable struct{ content.Store }
-
-// ReaderAt implements content.Provider.
-func (unavailable) ReaderAt(context.Context, ocispec.Descriptor) (content.ReaderAt, error) {
-	return nil, fmt.Errorf("the connection is gone: %w", errdefs.ErrUnavailable)
-}
-
 // TestLoadWithoutContainerd checks that a lock is not taken for unreadable while containerd does not answer.
 func TestLoadWithoutContainerd(t *testing.T) {
 	e := newEnv(t)
@@ -410,7 +393,8 @@ func TestLoadWithoutContainerd(t *testing.T) {
 	noError(t, e.Write(e.ctx, State{Current: lockOf(t, map[string]string{app: "one"})}))
 	e.restart(t)
 	broken := e.Store.config
-	e.Store.config.Content = unavailable{e.node.Content}
+	gone := fmt.Errorf("the connection is gone: %w", errdefs.ErrUnavailable)
+	e.Store.config.Content = ctdtest.Content{Store: e.node.Content, Before: ctdtest.Fail("ReaderAt", gone)}
 	if err := e.Load(e.ctx); !errdefs.IsUnavailable(err) || e.Err() != nil {
 		t.Fatalf("got %v, %v", err, e.Err())
 	}
@@ -452,15 +436,7 @@ func TestRepair(t *testing.T) {
 	}
 }
 
-// stopping is an image store whose writes fail, as the calls of a process that is killed.
-type stopping struct{ images.Store }
-
 var errKilled = errors.New("killed")
-
-// Update implements images.Store.
-func (stopping) Update(context.Context, images.Image, ...string) (images.Image, error) {
-	return images.Image{}, errKilled
-}
 
 // TestKillBeforeSwitch checks that a kill between the blob and the record leaves the old lock, and nothing of the new one.
 func TestKillBeforeSwitch(t *testing.T) {
@@ -468,7 +444,7 @@ func TestKillBeforeSwitch(t *testing.T) {
 	noError(t, e.Load(e.ctx))
 	old := lockOf(t, map[string]string{app: "one"})
 	noError(t, e.Write(e.ctx, State{Current: old}))
-	e.Store.config.Images = stopping{e.node.Images}
+	e.Store.config.Images = ctdtest.Images{Store: e.node.Images, Before: ctdtest.Fail("Update", errKilled)}
 	next := State{Current: lockOf(t, map[string]string{app: "two"}), Previous: old}
 	if err := e.Write(e.ctx, next); !errors.Is(err, errKilled) || e.Digest() != old.Digest || e.locked(app) != root("one").Digest {
 		t.Fatalf("got %v, lock %s", err, e.Digest())

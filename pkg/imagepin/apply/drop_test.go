@@ -24,15 +24,15 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin/pull"
 )
 
-// source has the blobs of one image.
+// source has images by digest.
 type source struct {
 	blobs ctdtest.Blobs
-	root  ocispec.Descriptor
+	roots map[digest.Digest]ocispec.Descriptor
 }
 
 // Resolve implements bundle.Source.
-func (s source) Resolve(context.Context, reference.Named) (ocispec.Descriptor, error) {
-	return s.root, nil
+func (s source) Resolve(_ context.Context, ref reference.Named) (ocispec.Descriptor, error) {
+	return s.roots[ref.(reference.Canonical).Digest()], nil
 }
 
 // Fetch implements bundle.Source.
@@ -78,7 +78,7 @@ func (e *droppedEnv) dropBundle(t *testing.T, name, tag, text string) digest.Dig
 	root.Platform = nil
 	texts.Store(root.Digest, text)
 	i := image(t, tag, text)
-	_, err := bundle.Write(t.Context(), filepath.Join(e.bundles, name), bundle.Options{Lock: lockOf(t, withDigest(t, i, root.Digest))}, source{blobs, root})
+	_, err := bundle.Write(t.Context(), filepath.Join(e.bundles, name), bundle.Options{Lock: lockOf(t, withDigest(t, i, root.Digest))}, source{blobs, map[digest.Digest]ocispec.Descriptor{root.Digest: root}})
 	noError(t, err)
 	return root.Digest
 }

@@ -10,14 +10,12 @@ import (
 	"testing"
 	"testing/synctest"
 
-	"github.com/containerd/containerd/v2/core/metadata"
 	"github.com/containerd/containerd/v2/core/snapshots"
 	"github.com/containerd/errdefs"
 	"github.com/containerd/platforms"
 	"github.com/distribution/reference"
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
-	bolt "go.etcd.io/bbolt"
 
 	"github.com/imagepin/imagepin/internal/ctdtest"
 	"github.com/imagepin/imagepin/pkg/imagepin"
@@ -180,13 +178,6 @@ func root(text string) ocispec.Descriptor {
 	return d
 }
 
-type boltNamespaces struct{ db *metadata.DB }
-
-// Create implements pin.Namespaces.
-func (s boltNamespaces) Create(ctx context.Context, name string, labels map[string]string) error {
-	return s.db.Update(func(tx *bolt.Tx) error { return metadata.NewNamespaceStore(tx).Create(ctx, name, labels) })
-}
-
 // env is an Applier with a real store of locks and of pins.
 type env struct {
 	*Applier
@@ -210,10 +201,10 @@ func newEnv(t *testing.T, handlers ...runtimeplatform.Handler) *env {
 	n := ctdtest.New(t, "native", "second")
 	e := &env{node: n, ctx: n.Context(t), machine: &machine{entries: make(map[imagepin.Key]imagepin.Entry)}}
 	e.configure(t, handlers...)
-	e.pins = pin.New(pin.Config{Images: n.Images, Namespaces: boltNamespaces{n.DB}})
+	e.pins = pin.New(pin.Config{Images: n.Images, Namespaces: ctdtest.Namespaces{DB: n.DB}})
 	noError(t, e.pins.Load(e.ctx))
 	e.applied = applied.New(applied.Config{
-		Images: n.Images, Content: n.Content, Leases: n.Leases, Namespaces: boltNamespaces{n.DB}, Pins: e.pins,
+		Images: n.Images, Content: n.Content, Leases: n.Leases, Namespaces: ctdtest.Namespaces{DB: n.DB}, Pins: e.pins,
 		Retain:   func(context.Context, ...digest.Digest) error { return nil },
 		Retained: func(context.Context) ([]digest.Digest, error) { return nil, nil },
 		Sync:     func(context.Context) error { return nil },

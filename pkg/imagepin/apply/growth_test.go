@@ -1,13 +1,11 @@
 package apply
 
 import (
-	"context"
 	"fmt"
 	"path/filepath"
 	"testing"
 
 	"github.com/containerd/platforms"
-	"github.com/distribution/reference"
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
@@ -17,21 +15,10 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin/lock"
 )
 
-// fleet is a source with several images.
-type fleet struct {
-	source
-	roots map[digest.Digest]ocispec.Descriptor
-}
-
-// Resolve implements bundle.Source.
-func (f fleet) Resolve(_ context.Context, ref reference.Named) (ocispec.Descriptor, error) {
-	return f.roots[ref.(reference.Canonical).Digest()], nil
-}
-
 // writeFleet writes a bundle of many images, each for some platforms with layers of its own.
 func writeFleet(t *testing.T, images, layers int, of ...string) (path string, l *lock.Lock) {
 	t.Helper()
-	f := fleet{source{blobs: make(ctdtest.Blobs)}, make(map[digest.Digest]ocispec.Descriptor)}
+	f := source{make(ctdtest.Blobs), make(map[digest.Digest]ocispec.Descriptor)}
 	var all []lock.Image
 	for n := range images {
 		var manifests []ocispec.Descriptor

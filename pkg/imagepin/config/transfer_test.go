@@ -5,8 +5,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/containerd/platforms"
-
+	"github.com/imagepin/imagepin/internal/ctdtest"
 	"github.com/imagepin/imagepin/pkg/runtimeplatform"
 )
 
@@ -59,12 +58,8 @@ func TestUnsupportedTransferKeys(t *testing.T) {
 }
 
 func TestDiffers(t *testing.T) {
-	handlers, err := runtimeplatform.New("runc", []runtimeplatform.Handler{
-		{Name: "runc", Snapshotter: "overlayfs"}, {Name: "vm", Snapshotter: "erofs"}, {Name: "arm", Snapshotter: "native", Platform: "linux/arm64"},
-	}, runtimeplatform.Host{Spec: platforms.MustParse("linux/amd64")})
-	if err != nil {
-		t.Fatal(err)
-	}
+	handlers := ctdtest.Runtimes(t, "overlayfs",
+		runtimeplatform.Handler{Name: "vm", Snapshotter: "erofs"}, runtimeplatform.Handler{Name: "arm", Snapshotter: "native", Platform: "linux/arm64"})
 	// containerd's own default on Linux.
 	byDefault := []Unpack{
 		{Platform: "linux/amd64", Snapshotter: "overlayfs", Differ: "walking"},

@@ -1,15 +1,12 @@
 package cri
 
 import (
-	"context"
 	"fmt"
 	"slices"
 	"testing"
 	"time"
 
-	"github.com/containerd/containerd/v2/core/images"
 	"github.com/containerd/containerd/v2/core/metadata/boltutil"
-	"github.com/containerd/platforms"
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	bolt "go.etcd.io/bbolt"
@@ -21,15 +18,7 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin/pin"
 	"github.com/imagepin/imagepin/pkg/imagepin/policy"
 	"github.com/imagepin/imagepin/pkg/imagepin/store"
-	"github.com/imagepin/imagepin/pkg/runtimeplatform"
 )
-
-// plainRecords is an image store without transactions.
-type plainRecords struct{ images.Store }
-
-func (r plainRecords) Atomically(ctx context.Context, fn func(context.Context, images.Store) error) error {
-	return fn(ctx, r)
-}
 
 func testRef(i int) string { return fmt.Sprintf("registry.example/team/app%d:1", i) }
 
@@ -38,13 +27,9 @@ func testRef(i int) string { return fmt.Sprintf("registry.example/team/app%d:1",
 func newTestService(t testing.TB, count int) *Service {
 	t.Helper()
 	n := ctdtest.New(t, "first")
-	runtimes, err := runtimeplatform.New("runc", []runtimeplatform.Handler{{Name: "runc", Snapshotter: "first"}},
-		runtimeplatform.Host{Spec: platforms.MustParse("linux/amd64")})
-	if err != nil {
-		t.Fatal(err)
-	}
+	runtimes := ctdtest.Runtimes(t, "first")
 	s := store.New(store.Config{
-		Records: plainRecords{n.Images}, Content: n.Content, Leases: n.Leases, Snapshotter: n.Snapshotter, Runtimes: ctdtest.Always(runtimes),
+		Records: ctdtest.Records{Store: n.Images}, Content: n.Content, Leases: n.Leases, Snapshotter: n.Snapshotter, Runtimes: ctdtest.Always(runtimes),
 	})
 	var all []imagepin.Entry
 	for i := range count {

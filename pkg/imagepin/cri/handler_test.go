@@ -7,7 +7,6 @@ import (
 	"testing"
 
 	"github.com/containerd/errdefs"
-	"github.com/containerd/platforms"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	runtime "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -135,12 +134,8 @@ func TestSandboxes(t *testing.T) {
 }
 
 func TestCallerOf(t *testing.T) {
-	set, err := runtimeplatform.New("runc", []runtimeplatform.Handler{
-		{Name: "runc", Snapshotter: "s"}, {Name: "kata", Snapshotter: "s"}, {Name: "arm", Snapshotter: "s", Platform: "linux/arm64"},
-	}, runtimeplatform.Host{Spec: platforms.MustParse("linux/amd64")})
-	if err != nil {
-		t.Fatal(err)
-	}
+	set := ctdtest.Runtimes(t, "s",
+		runtimeplatform.Handler{Name: "kata", Snapshotter: "s"}, runtimeplatform.Handler{Name: "arm", Snapshotter: "s", Platform: "linux/arm64"})
 	b := &fakeSandboxes{sandboxes: []*runtime.PodSandbox{podSandbox("1", "kata", "pod", "time", 1)}}
 	annotated := func(pairs ...string) map[string]string {
 		m := make(map[string]string)

@@ -8,12 +8,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/containerd/containerd/v2/core/metadata"
 	"github.com/containerd/containerd/v2/pkg/namespaces"
-	"github.com/containerd/platforms"
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
-	bolt "go.etcd.io/bbolt"
 	runtime "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/imagepin/imagepin/internal/ctdtest"
@@ -68,13 +65,6 @@ func TestImageStatusDuringRemoval(t *testing.T) {
 	callers.Wait()
 }
 
-// namespaceStore creates containerd namespaces in a metadata database.
-type namespaceStore struct{ db *metadata.DB }
-
-func (n namespaceStore) Create(ctx context.Context, name string, labels map[string]string) error {
-	return n.db.Update(func(tx *bolt.Tx) error { return metadata.NewNamespaceStore(tx).Create(ctx, name, labels) })
-}
-
 // pinnedNode is a service with pins and with handlers on two snapshotters.
 type pinnedNode struct {
 	*imageCalls
@@ -92,22 +82,17 @@ const pinnedTag = "registry.example/team/app:v1"
 func newPinnedNode(t *testing.T, consistency policy.Consistency) *pinnedNode {
 	t.Helper()
 	n := ctdtest.New(t, "first", "second")
-	runtimes, err := runtimeplatform.New("runc", []runtimeplatform.Handler{
-		{Name: "runc", Snapshotter: "first"}, {Name: "other", Snapshotter: "second"},
-	}, runtimeplatform.Host{Spec: platforms.MustParse("linux/amd64")})
-	if err != nil {
-		t.Fatal(err)
-	}
+	runtimes := ctdtest.Runtimes(t, "first", runtimeplatform.Handler{Name: "other", Snapshotter: "second"})
 	rules, err := policy.New(policy.Rule{Behavior: policy.Default, Consistency: consistency, AllowPodOverride: true}, nil, []string{"pod-template-hash"})
 	if err != nil {
 		t.Fatal(err)
 	}
 	st := store.New(store.Config{
-		Records: plainRecords{n.Images}, Content: n.Content, Leases: n.Leases, Snapshotter: n.Snapshotter, Runtimes: ctdtest.Always(runtimes),
+		Records: ctdtest.Records{Store: n.Images}, Content: n.Content, Leases: n.Leases, Snapshotter: n.Snapshotter, Runtimes: ctdtest.Always(runtimes),
 	})
 	p := &pinnedNode{t: t}
 	pins := pin.New(pin.Config{
-		Images: n.Images, Namespaces: namespaceStore{n.DB}, MaxPerNamespace: func() int { return p.maxPins },
+		Images: n.Images, Namespaces: ctdtest.Namespaces{DB: n.DB}, MaxPerNamespace: func() int { return p.maxPins },
 		InUse: func(ctx context.Context) (map[pin.ID]bool, error) { return (&containers{p.base}).pinsInUse(ctx) },
 	})
 	if err := pins.Load(t.Context()); err != nil {
@@ -116,7 +101,7 @@ func newPinnedNode(t *testing.T, consistency policy.Consistency) *pinnedNode {
 	p.pins, p.policy = pins, ctdtest.Always(rules)
 	p.decider = decide.New(decide.Config{Policy: p.policy, Pins: pins, Images: st, Cluster: func() decide.Cluster { return p.cluster }})
 	p.imageCalls = New(Config{
-		Namespace: ctdtest.Namespace, Store: st, Records: plainRecords{n.Images}, Pins: pins, Runtimes: ctdtest.Always(runtimes), Settings: ctdtest.Always(&Settings{}),
+		Namespace: ctdtest.Namespace, Store: st, Records: ctdtest.Records{Store: n.Images}, Pins: pins, Runtimes: ctdtest.Always(runtimes), Settings: ctdtest.Always(&Settings{}),
 		Decider: p.decider,
 	}).imageCalls
 	p.base.sandboxes = newSandboxes(p.upstream.list, p.upstream.status)

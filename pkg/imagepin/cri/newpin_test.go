@@ -67,7 +67,7 @@ func newVerifyingNode(t *testing.T, consistency policy.Consistency) *verifyingNo
 	v := &verifyingNode{adoptedNode: newAdoptedNode(t), puller: &verifyingPuller{}}
 	rules, err := policy.New(policy.Rule{Behavior: policy.Default, Consistency: consistency}, nil, []string{"pod-template-hash"})
 	noError(t, err)
-	v.pins = pin.New(pin.Config{Images: v.Images, Namespaces: namespaceStore{v.DB}})
+	v.pins = pin.New(pin.Config{Images: v.Images, Namespaces: ctdtest.Namespaces{DB: v.DB}})
 	noError(t, v.pins.Load(t.Context()))
 	v.base.Puller, v.base.Pins = v.puller, v.pins
 	v.base.Decider = decide.New(decide.Config{Policy: ctdtest.Always(rules), Pins: v.pins, Images: v.base.Store.(*store.Store)})

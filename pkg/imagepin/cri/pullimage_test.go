@@ -8,7 +8,6 @@ import (
 	"testing"
 
 	"github.com/containerd/log"
-	"github.com/containerd/platforms"
 	"github.com/opencontainers/go-digest"
 	"github.com/sirupsen/logrus"
 	runtime "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -76,10 +75,7 @@ func (p failingPuller) Pull(context.Context, pull.Request) (pull.Pulled, error) 
 // TestFailedPullIsLogged checks that each PullImage that fails is logged once, with the image and the error, also if it
 // fails before the pull begins.
 func TestFailedPullIsLogged(t *testing.T) {
-	runtimes, err := runtimeplatform.New("runc", []runtimeplatform.Handler{{Name: "runc", Snapshotter: "s"}}, runtimeplatform.Host{Spec: platforms.MustParse("linux/amd64")})
-	if err != nil {
-		t.Fatal(err)
-	}
+	runtimes := ctdtest.Runtimes(t, "s")
 	never := make(chan struct{})
 	pod := &runtime.PodSandboxConfig{Metadata: &runtime.PodSandboxMetadata{Uid: "unknown"}}
 	for _, test := range []struct {

@@ -6,7 +6,6 @@ import (
 	"time"
 
 	"github.com/containerd/containerd/v2/core/images"
-	"github.com/containerd/platforms"
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"google.golang.org/grpc"
@@ -16,7 +15,6 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin"
 	"github.com/imagepin/imagepin/pkg/imagepin/pull"
 	"github.com/imagepin/imagepin/pkg/imagepin/store"
-	"github.com/imagepin/imagepin/pkg/runtimeplatform"
 )
 
 // oneImage is an upstream that knows one image, by each name.
@@ -58,11 +56,7 @@ func (s *interrupted) RemoveRecords(ctx context.Context, id digest.Digest, names
 // is removed with its keys.
 func TestRemoveImageDuringAdoption(t *testing.T) {
 	n := ctdtest.New(t, "first")
-	runtimes, err := runtimeplatform.New("runc", []runtimeplatform.Handler{{Name: "runc", Snapshotter: "first"}},
-		runtimeplatform.Host{Spec: platforms.MustParse("linux/amd64")})
-	if err != nil {
-		t.Fatal(err)
-	}
+	runtimes := ctdtest.Runtimes(t, "first")
 	root := ocispec.Descriptor{MediaType: ocispec.MediaTypeImageManifest, Digest: digest.FromString("manifest"), Size: 1}
 	id, tag := digest.FromString("config"), testRef(0)
 	for _, name := range []string{tag, id.String()} {
@@ -71,7 +65,7 @@ func TestRemoveImageDuringAdoption(t *testing.T) {
 		}
 	}
 	st := &interrupted{Store: store.New(store.Config{
-		Records: plainRecords{n.Images}, Content: n.Content, Leases: n.Leases, Snapshotter: n.Snapshotter, Runtimes: ctdtest.Always(runtimes),
+		Records: ctdtest.Records{Store: n.Images}, Content: n.Content, Leases: n.Leases, Snapshotter: n.Snapshotter, Runtimes: ctdtest.Always(runtimes),
 	})}
 	st.meanwhile = func() {
 		_, err := st.Put(n.Context(t), "", imagepin.Entry{

@@ -69,7 +69,7 @@ func newAdoptedNode(t *testing.T) *adoptedNode {
 	rules, err := policy.New(policy.Rule{Behavior: policy.Default, Consistency: policy.Off}, nil, nil)
 	noError(t, err)
 	s := store.New(store.Config{
-		Records: plainRecords{n.Images}, Content: n.Content, Leases: n.Leases, Snapshotter: n.Snapshotter,
+		Records: ctdtest.Records{Store: n.Images}, Content: n.Content, Leases: n.Leases, Snapshotter: n.Snapshotter,
 		Runtimes: ctdtest.Always(runtimes),
 	})
 	_, err = s.Adopt(ctx, store.Adoption{Image: record, Entries: []imagepin.Entry{{
@@ -80,9 +80,9 @@ func newAdoptedNode(t *testing.T) *adoptedNode {
 	noError(t, err)
 	pins := pin.New(pin.Config{})
 	a.Service = New(Config{
-		Namespace: ctdtest.Namespace, Store: s, Records: plainRecords{n.Images}, Images: visible{}, Locks: &pull.Locks{}, Pins: pins,
+		Namespace: ctdtest.Namespace, Store: s, Records: ctdtest.Records{Store: n.Images}, Images: visible{}, Locks: &pull.Locks{}, Pins: pins,
 		Decider: decide.New(decide.Config{Policy: ctdtest.Always(rules), Pins: pins, Images: s}), Content: n.Content,
-		Holder: lease.NewHolder(n.Leases, plainRecords{n.Images}), Released: func() {},
+		Holder: lease.NewHolder(n.Leases, ctdtest.Records{Store: n.Images}), Released: func() {},
 		Runtimes: ctdtest.Always(runtimes), Snapshotter: n.Snapshotter, Settings: ctdtest.Always(&Settings{}),
 	})
 	a.base.images, a.base.runtimes = &slowUpstream{id: a.img.Config.Digest}, emptyUpstream{}

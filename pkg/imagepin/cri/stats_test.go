@@ -5,7 +5,6 @@ import (
 	"errors"
 	"testing"
 
-	"github.com/containerd/platforms"
 	"google.golang.org/grpc"
 	"google.golang.org/protobuf/proto"
 	runtime "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -63,12 +62,7 @@ func (m *fakeStats) StreamContainerStats(_ *runtime.StreamContainerStatsRequest,
 // statsClient returns a client of a service whose upstream is m.
 func statsClient(t *testing.T, m *fakeStats) runtime.RuntimeServiceClient {
 	t.Helper()
-	set, err := runtimeplatform.New("runc", []runtimeplatform.Handler{
-		{Name: "runc", Snapshotter: "first"}, {Name: "second", Snapshotter: "other"},
-	}, runtimeplatform.Host{Spec: platforms.MustParse("linux/amd64")})
-	if err != nil {
-		t.Fatal(err)
-	}
+	set := ctdtest.Runtimes(t, "first", runtimeplatform.Handler{Name: "second", Snapshotter: "other"})
 	upstream := grpc.NewServer()
 	runtime.RegisterRuntimeServiceServer(upstream, m)
 	front := grpc.NewServer()

@@ -11,12 +11,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/containerd/containerd/v2/core/metadata"
 	"github.com/containerd/errdefs"
 	"github.com/distribution/reference"
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
-	bolt "go.etcd.io/bbolt"
 
 	"github.com/imagepin/imagepin/internal/ctdtest"
 	"github.com/imagepin/imagepin/pkg/imagepin"
@@ -156,13 +154,6 @@ func (r *retained) Reserve(namespace string, _ func() int64, freed func(root dig
 	return func() { r.reserved-- }, nil
 }
 
-type boltNamespaces struct{ db *metadata.DB }
-
-// Create implements pin.Namespaces.
-func (s boltNamespaces) Create(ctx context.Context, name string, labels map[string]string) error {
-	return s.db.Update(func(tx *bolt.Tx) error { return metadata.NewNamespaceStore(tx).Create(ctx, name, labels) })
-}
-
 // env is a node with a registry, a real pin store, a real resolver, and a list of images.
 type env struct {
 	*Decider
@@ -187,7 +178,7 @@ func newEnv(t *testing.T, rule policy.Rule, rules ...policy.Rule) *env {
 	noError(t, err)
 	e := &env{
 		ctx: n.Context(t), node: n, images: &imageList{}, registry: newFakeRegistry(t), retained: &retained{roots: map[digest.Digest]bool{}},
-		pins:     pin.New(pin.Config{Images: n.Images, Namespaces: boltNamespaces{n.DB}}),
+		pins:     pin.New(pin.Config{Images: n.Images, Namespaces: ctdtest.Namespaces{DB: n.DB}}),
 		resolver: resolve.New(resolve.Config{Timeout: time.Minute, Prover: prover}),
 	}
 	noError(t, e.pins.Load(e.ctx))

@@ -14,6 +14,7 @@ import (
 	"github.com/containerd/errdefs"
 	"github.com/distribution/reference"
 
+	"github.com/imagepin/imagepin/internal/ctdtest"
 	"github.com/imagepin/imagepin/pkg/imagepin"
 	"github.com/imagepin/imagepin/pkg/imagepin/pin"
 	"github.com/imagepin/imagepin/pkg/imagepin/policy"
@@ -121,7 +122,7 @@ func TestPinFirstUse(t *testing.T) {
 // TestPinFirstUseFails returns the error of the pin store.
 func TestPinFirstUseFails(t *testing.T) {
 	e := newEnv(t, policy.Rule{Behavior: policy.Default, Consistency: policy.Node})
-	e.pins = pin.New(pin.Config{Images: e.node.Images, Namespaces: boltNamespaces{e.node.DB}, MaxPerNamespace: func() int { return 1 }})
+	e.pins = pin.New(pin.Config{Images: e.node.Images, Namespaces: ctdtest.Namespaces{DB: e.node.DB}, MaxPerNamespace: func() int { return 1 }})
 	noError(t, e.pins.Load(e.ctx))
 	e.Decider.pins = e.pins
 	_, err := e.pins.MakeForNamespace(e.ctx, "shop", pin.ID{Scope: policy.NodeScope, Ref: "registry.example/other:1"}, roots["old"], pin.ByUse, false)
@@ -297,7 +298,7 @@ func TestReserveEvicts(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			e := newEnv(t, policy.Rule{Behavior: policy.Default, Consistency: policy.Off})
 			e.pins = pin.New(pin.Config{
-				Images: e.node.Images, Namespaces: boltNamespaces{e.node.DB},
+				Images: e.node.Images, Namespaces: ctdtest.Namespaces{DB: e.node.DB},
 				InUse: func(context.Context) (map[pin.ID]bool, error) { return nil, nil },
 			})
 			noError(t, e.pins.Load(e.ctx))

@@ -1,16 +1,13 @@
 package node
 
 import (
-	"context"
 	"os"
 	"path/filepath"
 	"testing"
 
-	"github.com/containerd/containerd/v2/core/mount"
 	"github.com/containerd/containerd/v2/core/snapshots"
 	"github.com/containerd/containerd/v2/plugins"
 	"github.com/containerd/errdefs"
-	"github.com/containerd/platforms"
 	"github.com/opencontainers/go-digest"
 
 	"github.com/imagepin/imagepin/internal/ctdtest"
@@ -25,12 +22,8 @@ import (
 // TestSyncer checks which snapshotters give a mark: those whose directory is known and can be opened. A directory that is only a guess
 // may be that of another file system.
 func TestSyncer(t *testing.T) {
-	handlers, err := runtimeplatform.New("runc", []runtimeplatform.Handler{
-		{Name: "runc", Snapshotter: "overlayfs"}, {Name: "guess", Snapshotter: "guess"}, {Name: "proxy", Snapshotter: "proxy"},
-	}, runtimeplatform.Host{Spec: platforms.MustParse("linux/amd64")})
-	if err != nil {
-		t.Fatal(err)
-	}
+	handlers := ctdtest.Runtimes(t, "overlayfs",
+		runtimeplatform.Handler{Name: "guess", Snapshotter: "guess"}, runtimeplatform.Handler{Name: "proxy", Snapshotter: "proxy"})
 	dir := t.TempDir()
 	content := filepath.Join(dir, "content")
 	a := &active{runtimes: handlers, Setup: Setup{Settings: config.Settings{Sync: true}, ContentDir: content, Snapshotters: map[string]Snapshotter{
@@ -90,13 +83,15 @@ func TestDurableChain(t *testing.T) {
 	node.Write(ctx, t, blobs)
 	node.Unpack(ctx, t, img, "native")
 	done()
-	handlers, err := runtimeplatform.New("runc", []runtimeplatform.Handler{{Name: "runc", Snapshotter: "native"}}, runtimeplatform.Host{Spec: platforms.MustParse("linux/amd64")})
-	if err != nil {
-		t.Fatal(err)
-	}
+	handlers := ctdtest.Runtimes(t, "native")
 	var views []string
 	n := &Node{barrier: durable.New(), mode: ModeServe, containerd: Containerd{
-		Leases: node.Leases, Snapshots: func(name string) snapshots.Snapshotter { return viewed{node.Snapshotter(name), &views} },
+		Leases: node.Leases, Snapshots: func(name string) snapshots.Snapshotter {
+			return ctdtest.Snapshots{Snapshotter: node.Snapshotter(name), Before: ctdtest.On("View", func(key string) error {
+				views = append(views, key)
+				return nil
+			})}
+		},
 	}}
 	root := filepath.Join(node.Dir, "snapshots.native")
 	a := &active{runtimes: handlers, Setup: Setup{Settings: config.Settings{Sync: true}, Snapshotters: map[string]Snapshotter{"native": {Root: root}}}}
@@ -130,18 +125,5 @@ func TestDurableChain(t *testing.T) {
 	if _, err := node.Snapshotter("native").Stat(ctx, views[0]); !errdefs.IsNotFound(err) {
 		t.Errorf("the view stays: %v", err)
 	}
-	if all, err := node.Leases.List(ctx); err != nil || len(all) != 0 {
-		t.Errorf("leases %v, %v", all, err)
-	}
-}
-
-// viewed notes the keys of views.
-type viewed struct {
-	snapshots.Snapshotter
-	keys *[]string
-}
-
-func (v viewed) View(ctx context.Context, key, parent string, opts ...snapshots.Opt) ([]mount.Mount, error) {
-	*v.keys = append(*v.keys, key)
-	return v.Snapshotter.View(ctx, key, parent, opts...)
+	node.WantNoLease(t)
 }

@@ -6,13 +6,15 @@ import (
 	"testing"
 
 	"github.com/containerd/containerd/v2/core/images"
+
+	"github.com/imagepin/imagepin/internal/ctdtest"
 )
 
 // TestUninterrupted makes calls whose caller has given up. Writes of image records go on, and reads end.
 func TestUninterrupted(t *testing.T) {
 	canceled, cancel := context.WithCancel(t.Context())
 	cancel()
-	s := Uninterrupted(Containerd{Records: awareRecords{}, Pins: awareImages{}})
+	s := Uninterrupted(Containerd{Records: ctdtest.Records{Store: awareImages{}}, Pins: awareImages{}})
 	var img images.Image
 	for name, c := range map[string]struct {
 		call   func(context.Context) error
@@ -39,15 +41,8 @@ func TestUninterrupted(t *testing.T) {
 	}
 }
 
-// These image stores fail if the context of a call has ended.
-type (
-	awareRecords struct{ awareImages }
-	awareImages  struct{ images.Store }
-)
-
-func (awareRecords) Atomically(ctx context.Context, fn func(context.Context, images.Store) error) error {
-	return fn(ctx, awareImages{})
-}
+// awareImages is an image store that fails if the context of a call has ended.
+type awareImages struct{ images.Store }
 
 func (awareImages) Create(ctx context.Context, i images.Image) (images.Image, error) {
 	return i, ctx.Err()

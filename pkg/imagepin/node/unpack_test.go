@@ -9,9 +9,9 @@ import (
 	"github.com/containerd/containerd/v2/core/diff"
 	"github.com/containerd/containerd/v2/core/mount"
 	"github.com/containerd/containerd/v2/core/snapshots"
-	"github.com/containerd/platforms"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
+	"github.com/imagepin/imagepin/internal/ctdtest"
 	"github.com/imagepin/imagepin/internal/upstream"
 	"github.com/imagepin/imagepin/pkg/imagepin/config"
 	"github.com/imagepin/imagepin/pkg/imagepin/download"
@@ -28,12 +28,8 @@ func (namedApplier) Apply(context.Context, ocispec.Descriptor, []mount.Mount, ..
 // TestAppliers checks that the transfer service's differ for a snapshotter unpacks in it. containerd's diff service
 // replaces a differ that does not exist or cannot be selected.
 func TestAppliers(t *testing.T) {
-	handlers, err := runtimeplatform.New("runc", []runtimeplatform.Handler{
-		{Name: "runc", Snapshotter: "overlayfs"}, {Name: "vm", Snapshotter: "erofs"}, {Name: "other", Snapshotter: "native"},
-	}, runtimeplatform.Host{Spec: platforms.MustParse("linux/amd64")})
-	if err != nil {
-		t.Fatal(err)
-	}
+	handlers := ctdtest.Runtimes(t, "overlayfs",
+		runtimeplatform.Handler{Name: "vm", Snapshotter: "erofs"}, runtimeplatform.Handler{Name: "other", Snapshotter: "native"})
 	transfer := config.DefaultTransfer()
 	transfer.Unpack = []config.Unpack{
 		{Platform: "linux/amd64", Snapshotter: "overlayfs", Differ: "walking"},

@@ -12,6 +12,7 @@ import (
 
 	"github.com/containerd/containerd/v2/core/images"
 
+	"github.com/imagepin/imagepin/internal/ctdtest"
 	"github.com/imagepin/imagepin/pkg/imagepin/policy"
 )
 
@@ -189,29 +190,16 @@ func TestLoadDuringARepair(t *testing.T) {
 	must(t)(e.MakeForNamespace(e.ctx, "", id, root("one"), ByUse, true))
 	e.delete(t, id)
 	all := e.config.Images
-	e.config.Images = getting{all, func() {
+	e.config.Images = ctdtest.Images{Store: all, Before: ctdtest.On("Get", func(string) error {
 		e.config.Images = all
-		if err := e.Load(e.ctx); err != nil {
-			t.Error(err)
-		}
-	}}
+		return e.Load(e.ctx)
+	})}
 	if _, err := e.Repair(e.ctx, Finding{Record: id.String(), id: id}); err != nil {
 		t.Fatal(err)
 	}
 	p, _ := e.Get(id)
 	wantEqual(t, "digest", p.Root.Digest, root("one").Digest)
 	e.wantRecorded(t)
-}
-
-// getting is an image store that calls before before each Get.
-type getting struct {
-	images.Store
-	before func()
-}
-
-func (g getting) Get(ctx context.Context, name string) (images.Image, error) {
-	g.before()
-	return g.Store.Get(ctx, name)
 }
 
 // TestLoadOfChangedRecords changes records as another process does. Load follows them, also if a call uses the pin at

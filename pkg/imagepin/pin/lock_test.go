@@ -5,43 +5,26 @@ import (
 	"errors"
 	"testing"
 
-	"github.com/containerd/containerd/v2/core/images"
-
+	"github.com/imagepin/imagepin/internal/ctdtest"
 	"github.com/imagepin/imagepin/pkg/imagepin"
 )
-
-// blockedCall is a containerd call that blocks until free is closed.
-type blockedCall struct{ reached, free chan struct{} }
-
-func newBlockedCall() blockedCall { return blockedCall{make(chan struct{}), make(chan struct{})} }
-
-func (s blockedCall) wait() {
-	close(s.reached)
-	<-s.free
-}
-
-type blockedImages struct {
-	images.Store
-	blockedCall
-}
-
-func (i blockedImages) Create(ctx context.Context, img images.Image) (images.Image, error) {
-	i.wait()
-	return i.Store.Create(ctx, img)
-}
 
 // TestPinLockHonorsContext checks that calls that wait for a blocked write return when their context is canceled.
 func TestPinLockHonorsContext(t *testing.T) {
 	e := newEnv(t, 0)
-	blocked := newBlockedCall()
-	e.config.Images = blockedImages{e.config.Images, blocked}
+	reached, free := make(chan struct{}), make(chan struct{})
+	e.config.Images = ctdtest.Images{Store: e.config.Images, Before: ctdtest.On("Create", func(string) error {
+		close(reached)
+		<-free
+		return nil
+	})}
 	id, other := ID{Scope: "node", Ref: ref}, ID{Scope: "node", Ref: "registry.example/team/other:1"}
 	made := make(chan error, 1)
 	go func() {
 		_, err := e.MakeForNamespace(e.ctx, "", id, root("one"), ByUse, false)
 		made <- err
 	}()
-	<-blocked.reached
+	<-reached
 	canceled, cancel := context.WithCancel(e.ctx)
 	cancel()
 	if _, err := e.MakeForNamespace(canceled, "", id, root("two"), ByUse, false); !errors.Is(err, context.Canceled) {
@@ -57,7 +40,7 @@ func TestPinLockHonorsContext(t *testing.T) {
 	if _, ok := e.Get(id); ok || len(e.List()) != 0 {
 		t.Error("a pin is visible before it is written")
 	}
-	close(blocked.free)
+	close(free)
 	if err := <-made; err != nil {
 		t.Error(err)
 	}

@@ -12,11 +12,9 @@ import (
 	"time"
 
 	"github.com/containerd/containerd/v2/core/images"
-	"github.com/containerd/containerd/v2/core/metadata"
 	"github.com/containerd/errdefs"
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
-	bolt "go.etcd.io/bbolt"
 
 	"github.com/imagepin/imagepin/internal/ctdtest"
 	"github.com/imagepin/imagepin/pkg/imagepin"
@@ -35,31 +33,14 @@ type env struct {
 	wrote    int
 }
 
-// counting counts the writes of an image store.
-type counting struct {
-	images.Store
-	e *env
-}
-
-func (c counting) Create(ctx context.Context, img images.Image) (images.Image, error) {
-	c.e.mu.Lock()
-	c.e.wrote++
-	c.e.mu.Unlock()
-	return c.Store.Create(ctx, img)
-}
-
-func (c counting) Update(ctx context.Context, img images.Image, fields ...string) (images.Image, error) {
-	c.e.mu.Lock()
-	c.e.wrote++
-	c.e.mu.Unlock()
-	return c.Store.Update(ctx, img, fields...)
-}
-
-// namespaceStore creates namespaces in a metadata database.
-type namespaceStore struct{ db *metadata.DB }
-
-func (s namespaceStore) Create(ctx context.Context, name string, labels map[string]string) error {
-	return s.db.Update(func(tx *bolt.Tx) error { return metadata.NewNamespaceStore(tx).Create(ctx, name, labels) })
+// count counts the writes of records.
+func (e *env) count(_ context.Context, c ctdtest.Call) error {
+	if c.Method == "Create" || c.Method == "Update" {
+		e.mu.Lock()
+		e.wrote++
+		e.mu.Unlock()
+	}
+	return nil
 }
 
 func newEnv(t *testing.T, maxPerNamespace int) *env {
@@ -67,7 +48,7 @@ func newEnv(t *testing.T, maxPerNamespace int) *env {
 	e := &env{node: ctdtest.New(t, "first")}
 	e.ctx = e.node.Context(t)
 	e.Store = New(Config{
-		Images: counting{e.node.Images, e}, Namespaces: namespaceStore{e.node.DB}, MaxPerNamespace: ctdtest.Always(maxPerNamespace),
+		Images: ctdtest.Images{Store: e.node.Images, Before: e.count}, Namespaces: ctdtest.Namespaces{DB: e.node.DB}, MaxPerNamespace: ctdtest.Always(maxPerNamespace),
 		Notify: func(_ context.Context, ev Event, p Pin, previous digest.Digest) {
 			e.mu.Lock()
 			defer e.mu.Unlock()

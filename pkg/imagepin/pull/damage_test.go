@@ -15,10 +15,8 @@ import (
 	"testing"
 
 	"github.com/containerd/containerd/v2/core/content"
-	"github.com/containerd/containerd/v2/core/images"
 	"github.com/containerd/errdefs"
 	"github.com/containerd/log"
-	"github.com/containerd/platforms"
 	"github.com/distribution/reference"
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
@@ -32,7 +30,6 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin/pin"
 	"github.com/imagepin/imagepin/pkg/imagepin/resolve"
 	"github.com/imagepin/imagepin/pkg/imagepin/store"
-	"github.com/imagepin/imagepin/pkg/runtimeplatform"
 )
 
 // damaged is a node with one image and a registry that has the image.
@@ -54,13 +51,6 @@ type damaged struct {
 	during func()
 }
 
-// noTransactions is an image store without transactions.
-type noTransactions struct{ images.Store }
-
-func (a noTransactions) Atomically(ctx context.Context, fn func(context.Context, images.Store) error) error {
-	return fn(ctx, a)
-}
-
 // storeGarbage collects garbage through the store, and never asynchronously.
 type storeGarbage struct{ *store.Store }
 
@@ -74,13 +64,11 @@ func newDamaged(t *testing.T) *damaged {
 	d := &damaged{Node: n, ctx: log.WithLogger(n.Context(t), logrus.NewEntry(quiet)), blobs: ctdtest.Blobs{}}
 	server := httptest.NewServer(d)
 	t.Cleanup(server.Close)
-	runtimes, err := runtimeplatform.New("runc", []runtimeplatform.Handler{{Name: "runc", Snapshotter: "first"}},
-		runtimeplatform.Host{Spec: platforms.MustParse("linux/amd64")})
-	noError(t, err)
+	runtimes := ctdtest.Runtimes(t, "first")
 	prover, err := resolve.NewProver([]byte(strings.Repeat("k", 32)))
 	noError(t, err)
 	d.storeConfig = store.Config{
-		Records: noTransactions{n.Images}, Content: n.Content, Leases: n.Leases, Snapshotter: n.Snapshotter, Runtimes: ctdtest.Always(runtimes),
+		Records: ctdtest.Records{Store: n.Images}, Content: n.Content, Leases: n.Leases, Snapshotter: n.Snapshotter, Runtimes: ctdtest.Always(runtimes),
 	}
 	s := store.New(d.storeConfig)
 	resolver, pins := resolve.New(resolve.Config{Prover: prover}), pin.New(pin.Config{})
@@ -203,18 +191,7 @@ func (d *damaged) checkIntact(t *testing.T) {
 	if got, ok := d.store.Get(d.entry.Key); !ok || got.Manifest != d.entry.Manifest {
 		t.Errorf("the key has another manifest or is missing: %+v, %v", got, ok)
 	}
-	d.noLease(t)
-}
-
-func (d *damaged) noLease(t *testing.T) {
-	t.Helper()
-	if all, err := d.Leases.List(d.ctx); err != nil || len(all) > 0 {
-		t.Errorf("remaining leases: %v, %v", all, err)
-	}
-	d.Collect(t)
-	if all, err := d.Content.ListStatuses(d.ctx); err != nil || len(all) > 0 {
-		t.Errorf("remaining ingests: %v, %v", all, err)
-	}
+	d.WantNoLease(t)
 }
 
 // TestReplaceDamagedBlob checks that every blob of an image is replaced after any damage, even if garbage is collected
@@ -289,7 +266,7 @@ func TestReplaceFailsWithoutRegistry(t *testing.T) {
 				if after := d.labels(t, config); !maps.Equal(after, before) {
 					t.Errorf("got labels %v, want %v", after, before)
 				}
-				d.noLease(t)
+				d.WantNoLease(t)
 				d.serve(good, nil)
 				noError(t, d.maker.RepairBlob(d.ctx, d.entry, config.Digest))
 				d.checkIntact(t)
@@ -326,7 +303,7 @@ func TestReplaceSharedWithAnotherNamespace(t *testing.T) {
 	if !d.HasSnapshot(t, "first", d.img.ChainID) {
 		t.Error("the snapshot is missing")
 	}
-	d.noLease(t)
+	d.WantNoLease(t)
 }
 
 // TestReplaceKilled checks that after a kill during a replacement no incomplete key is ready and no content is left.
@@ -435,7 +412,7 @@ func (d *damaged) restarted(t *testing.T, desc ocispec.Descriptor) {
 		noError(t, s.Drop(d.ctx, e))
 	}
 	if !ready {
-		d.wantNothing(t)
+		d.WantEmpty(t)
 		return
 	}
 	present, err := s.Present(d.ctx, d.entry)
@@ -447,19 +424,5 @@ func (d *damaged) restarted(t *testing.T, desc ocispec.Descriptor) {
 	}
 	_, err = s.Remove(d.ctx, d.entry.Key)
 	noError(t, err)
-	d.wantNothing(t)
-}
-
-// wantNothing checks that no content, record or lease is left.
-func (d *damaged) wantNothing(t *testing.T) {
-	t.Helper()
-	d.Collect(t)
-	noError(t, d.Content.Walk(d.ctx, func(i content.Info) error {
-		t.Errorf("remaining content: %s", i.Digest)
-		return nil
-	}))
-	if all := d.Records(t); len(all) > 0 {
-		t.Errorf("remaining records: %v", all)
-	}
-	d.noLease(t)
+	d.WantEmpty(t)
 }

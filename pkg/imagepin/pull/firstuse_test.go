@@ -4,20 +4,17 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/http"
 	"net/http/httptest"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
-	"github.com/containerd/containerd/v2/core/metadata"
 	"github.com/containerd/containerd/v2/core/unpack"
 	"github.com/containerd/containerd/v2/pkg/imageverifier"
 	"github.com/containerd/platforms"
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
-	bolt "go.etcd.io/bbolt"
 
 	"github.com/imagepin/imagepin/internal/ctdtest"
 	"github.com/imagepin/imagepin/pkg/imagepin"
@@ -29,49 +26,12 @@ import (
 	"github.com/imagepin/imagepin/pkg/runtimeplatform"
 )
 
-// oneTag is a registry in which every tag resolves to root.
-type oneTag struct {
-	blobs ctdtest.Blobs
-	root  ocispec.Descriptor
-}
-
-// ServeHTTP implements http.Handler.
-func (r oneTag) ServeHTTP(w http.ResponseWriter, q *http.Request) {
-	name := digest.Digest(q.URL.Path[strings.LastIndex(q.URL.Path, "/")+1:])
-	if name.Validate() != nil {
-		name = r.root.Digest
-	}
-	if q.Method == http.MethodHead && name == r.root.Digest {
-		w.Header().Set("Content-Type", r.root.MediaType)
-		w.Header().Set("Docker-Content-Digest", name.String())
-		w.Header().Set("Content-Length", fmt.Sprint(r.root.Size))
-		return
-	}
-	data, ok := r.blobs[name]
-	if !ok {
-		http.NotFound(w, q)
-		return
-	}
-	w.Header().Set("Content-Length", fmt.Sprint(len(data)))
-	_, _ = w.Write(data)
-}
-
-// boltNamespaces creates containerd namespaces in a metadata database.
-type boltNamespaces struct{ db *metadata.DB }
-
-// Create implements pin.Namespaces.
-func (s boltNamespaces) Create(ctx context.Context, name string, labels map[string]string) error {
-	return s.db.Update(func(tx *bolt.Tx) error { return metadata.NewNamespaceStore(tx).Create(ctx, name, labels) })
-}
-
 // unobserved ignores pulls.
 type unobserved struct{}
 
 func (unobserved) Pulled(Outcome) {}
-
-func (unobserved) FallbackUsed() {}
-
-func (unobserved) RepairFailed() {}
+func (unobserved) FallbackUsed()  {}
+func (unobserved) RepairFailed()  {}
 
 // pinningNode is a node without images that pins every tag, and cannot unpack a layer.
 type pinningNode struct {
@@ -91,7 +51,7 @@ func newPinningNode(t *testing.T, consistency policy.Consistency, verifier image
 	prover, err := resolve.NewProver(make([]byte, 32))
 	noError(t, err)
 	pins := pin.New(pin.Config{
-		Images: n.Images, Namespaces: boltNamespaces{n.DB},
+		Images: n.Images, Namespaces: ctdtest.Namespaces{DB: n.DB},
 		Notify: func(_ context.Context, e pin.Event, made pin.Pin, _ digest.Digest) {
 			if e == pin.Made {
 				p.made = append(p.made, made.ID)
@@ -100,7 +60,7 @@ func newPinningNode(t *testing.T, consistency policy.Consistency, verifier image
 	})
 	noError(t, pins.Load(p.ctx))
 	s := store.New(store.Config{
-		Records: nonAtomic{n.Images}, Content: n.Content, Leases: n.Leases, Snapshotter: n.Snapshotter,
+		Records: ctdtest.Records{Store: n.Images}, Content: n.Content, Leases: n.Leases, Snapshotter: n.Snapshotter,
 		Runtimes: ctdtest.Always(p.runtimes),
 	})
 	resolver := resolve.New(resolve.Config{Prover: prover, Timeout: time.Minute})
@@ -146,7 +106,7 @@ func TestPinOfFailedPull(t *testing.T) {
 			t.Run(fmt.Sprintf("%s, %s", name, consistency), func(t *testing.T) {
 				served := blobs.With(nil)
 				delete(served, test.missing)
-				registry := httptest.NewServer(oneTag{served, index})
+				registry := httptest.NewServer(ctdtest.Registry{Blobs: served, Root: index})
 				defer registry.Close()
 				p := newPinningNode(t, consistency, verifierFunc(func(string, ocispec.Descriptor) (*imageverifier.Judgement, error) {
 					return &imageverifier.Judgement{OK: !test.refuse}, nil

@@ -9,7 +9,6 @@ import (
 	"testing"
 
 	"github.com/containerd/containerd/v2/core/diff"
-	"github.com/containerd/containerd/v2/core/images"
 	"github.com/containerd/containerd/v2/core/mount"
 	"github.com/containerd/containerd/v2/core/snapshots"
 	"github.com/containerd/containerd/v2/core/unpack"
@@ -25,7 +24,6 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin/pin"
 	"github.com/imagepin/imagepin/pkg/imagepin/retain"
 	"github.com/imagepin/imagepin/pkg/imagepin/store"
-	"github.com/imagepin/imagepin/pkg/runtimeplatform"
 )
 
 // layerCache is a snapshotter that has layers by diff ID, like containerd's EROFS snapshotter with
@@ -65,13 +63,6 @@ func (noApplier) Apply(context.Context, ocispec.Descriptor, []mount.Mount, ...di
 	return ocispec.Descriptor{}, errors.New("a layer in the cache must not be unpacked")
 }
 
-// nonAtomic is an image store without transactions.
-type nonAtomic struct{ images.Store }
-
-func (u nonAtomic) Atomically(ctx context.Context, fn func(context.Context, images.Store) error) error {
-	return fn(ctx, u)
-}
-
 // pinned is a set of digests that a pin retains.
 type pinned []digest.Digest
 
@@ -86,32 +77,21 @@ func (pinned) Prove(context.Context, reference.Named, digest.Digest, ...imagepin
 	return nil
 }
 
-// runtimesOn returns one runtime handler, for linux/amd64 on a snapshotter.
-func runtimesOn(t *testing.T, snapshotter string) *runtimeplatform.Set {
-	t.Helper()
-	s, err := runtimeplatform.New("runc", []runtimeplatform.Handler{{Name: "runc", Snapshotter: snapshotter}},
-		runtimeplatform.Host{Spec: platforms.MustParse("linux/amd64")})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return s
-}
-
 // TestLayerCache makes an image ready whose layers are in a snapshotter's cache and never in the content store. The
 // image can be checked, loaded, retained, and unpacked again, and no check reports damage.
 func TestLayerCache(t *testing.T) {
 	n := ctdtest.New(t, "cached")
-	runtimes := runtimesOn(t, "cached")
+	runtimes := ctdtest.Runtimes(t, "cached")
 	blobs := ctdtest.Blobs{}
 	img := blobs.Image("linux/amd64", "app", nil)
 	layer := blobs[img.Layer.Digest]
 	delete(blobs, img.Layer.Digest)
 	cache := &layerCache{Snapshotter: n.Snapshotter("cached"), layers: map[digest.Digest][]byte{digest.FromBytes(layer): layer}}
 	snapshotter := func(string) snapshots.Snapshotter { return cache }
-	c := store.Config{Records: nonAtomic{n.Images}, Content: n.Content, Leases: n.Leases, Snapshotter: snapshotter, Runtimes: ctdtest.Always(runtimes)}
+	c := store.Config{Records: ctdtest.Records{Store: n.Images}, Content: n.Content, Leases: n.Leases, Snapshotter: snapshotter, Runtimes: ctdtest.Always(runtimes)}
 	s := store.New(c)
 	retainer := retain.New(retain.Config{
-		Leases: n.Leases, Transactions: nonAtomic{n.Images}, Content: n.Content, Pins: pinned{img.Manifest.Digest}, Images: s, MaxBytes: func() int64 { return 0 }, Released: func() {},
+		Leases: n.Leases, Transactions: ctdtest.Records{Store: n.Images}, Content: n.Content, Pins: pinned{img.Manifest.Digest}, Images: s, MaxBytes: func() int64 { return 0 }, Released: func() {},
 	})
 	locks := &Locks{}
 	unpackers := []unpack.Platform{{Platform: platforms.All, SnapshotterKey: "cached", Snapshotter: cache, Applier: noApplier{}}}

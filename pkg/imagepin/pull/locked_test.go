@@ -54,12 +54,6 @@ func (n *lockedNode) VerifyImage(_ context.Context, name string, _ ocispec.Descr
 	return &imageverifier.Judgement{OK: !n.refuse}, nil
 }
 
-type noObserver struct{}
-
-func (noObserver) Pulled(Outcome) {}
-func (noObserver) FallbackUsed()  {}
-func (noObserver) RepairFailed()  {}
-
 func newLockedNode(t *testing.T) (_ *lockedNode, ref func(tag string) reference.Named) {
 	t.Helper()
 	n := &lockedNode{makerNode: newMakerNode(t, pinned{}, 0)}
@@ -96,7 +90,7 @@ func newLockedNode(t *testing.T) (_ *lockedNode, ref func(tag string) reference.
 		Registry: resolve.New(resolve.Config{Prover: prover, Timeout: time.Minute}),
 	})
 	c.Pins = decider
-	n.Puller = NewPuller(decider, New(c), noObserver{}, func(resolve.Credential) string { return "" })
+	n.Puller = NewPuller(decider, New(c), unobserved{}, func(resolve.Credential) string { return "" })
 	return n, func(tag string) reference.Named {
 		t.Helper()
 		ref, err := imagepin.ParseReference(strings.TrimPrefix(server.URL, "http://") + "/app" + tag)

@@ -31,13 +31,13 @@ type makerNode struct {
 func newMakerNode(t *testing.T, pins retain.Pins, limit int64) *makerNode {
 	t.Helper()
 	n := &makerNode{Node: ctdtest.New(t, "native")}
-	runtimes := ctdtest.Always(runtimesOn(t, "native"))
+	runtimes := ctdtest.Always(ctdtest.Runtimes(t, "native"))
 	n.store = store.New(store.Config{
-		Records: nonAtomic{n.Images}, Content: n.Content, Leases: n.Leases, Snapshotter: n.Snapshotter, Runtimes: runtimes,
+		Records: ctdtest.Records{Store: n.Images}, Content: n.Content, Leases: n.Leases, Snapshotter: n.Snapshotter, Runtimes: runtimes,
 	})
 	n.recording = &beforeRecording{Store: n.store}
 	n.retainer = retain.New(retain.Config{
-		Leases: n.Leases, Transactions: nonAtomic{n.Images}, Content: n.Content, Pins: pins, Images: n.store, MaxBytes: ctdtest.Always(limit), Released: func() {},
+		Leases: n.Leases, Transactions: ctdtest.Records{Store: n.Images}, Content: n.Content, Pins: pins, Images: n.store, MaxBytes: ctdtest.Always(limit), Released: func() {},
 	})
 	locks := &Locks{}
 	unpackers := []unpack.Platform{{Platform: platforms.All, SnapshotterKey: "native", Snapshotter: n.Snapshotter("native"), Applier: noApplier{}}}

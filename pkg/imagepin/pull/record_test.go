@@ -4,7 +4,6 @@ import (
 	"context"
 	"testing"
 
-	"github.com/containerd/containerd/v2/core/images"
 	"github.com/containerd/containerd/v2/core/snapshots"
 	"github.com/distribution/reference"
 	"github.com/opencontainers/go-digest"
@@ -16,20 +15,6 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin/retain"
 	"github.com/imagepin/imagepin/pkg/imagepin/store"
 )
-
-// interruptedRecords calls written after each write that succeeded.
-type interruptedRecords struct {
-	nonAtomic
-	written func()
-}
-
-func (r interruptedRecords) Atomically(ctx context.Context, fn func(context.Context, images.Store) error) error {
-	err := r.nonAtomic.Atomically(ctx, fn)
-	if err == nil {
-		r.written()
-	}
-	return err
-}
 
 // latePin is a pin that does not exist at first.
 type latePin struct {
@@ -45,7 +30,7 @@ func (*latePin) HasRoot(digest.Digest) bool { return false }
 // have the key yet. The pull retains the image.
 func TestRecordAfterTheCallerGaveUp(t *testing.T) {
 	n := ctdtest.New(t, "native")
-	runtimes := runtimesOn(t, "native")
+	runtimes := ctdtest.Runtimes(t, "native")
 	blobs := ctdtest.Blobs{}
 	img := blobs.Image("linux/amd64", "app", nil)
 	ref, err := reference.ParseNormalizedNamed("registry.example/app:v1")
@@ -62,7 +47,7 @@ func TestRecordAfterTheCallerGaveUp(t *testing.T) {
 	pins := &latePin{pinned: pinned{img.Manifest.Digest}}
 	var s *store.Store
 	s = store.New(store.Config{
-		Records: interruptedRecords{nonAtomic{n.Images}, func() {
+		Records: ctdtest.Records{Store: n.Images, Written: func() {
 			if len(s.ByRef(ref.String())) != 0 {
 				t.Error("the index has the key before its record is written")
 			}
@@ -72,7 +57,7 @@ func TestRecordAfterTheCallerGaveUp(t *testing.T) {
 		Content: n.Content, Leases: n.Leases, Snapshotter: n.Snapshotter, Runtimes: ctdtest.Always(runtimes),
 	})
 	retainer := retain.New(retain.Config{
-		Leases: n.Leases, Transactions: nonAtomic{n.Images}, Content: n.Content, Pins: pins, Images: s, MaxBytes: func() int64 { return 0 }, Released: func() {},
+		Leases: n.Leases, Transactions: ctdtest.Records{Store: n.Images}, Content: n.Content, Pins: pins, Images: s, MaxBytes: func() int64 { return 0 }, Released: func() {},
 	})
 	m := New(Config{Images: s, Retained: retainer, Pins: decide.New(decide.Config{Pins: pin.New(pin.Config{}), Images: s})})
 
@@ -89,18 +74,11 @@ func TestRecordAfterTheCallerGaveUp(t *testing.T) {
 	}
 }
 
-// silent is a snapshotter that does not respond. Its calls end at once, as after their timeout.
-type silent struct{ snapshots.Snapshotter }
-
-func (silent) Stat(context.Context, string) (snapshots.Info, error) {
-	return snapshots.Info{}, context.DeadlineExceeded
-}
-
 // TestRecordWithHangingSnapshotter pulls an image that a pin retains. It is ready in another snapshotter too, which does
 // not respond. The pull retains the image, and a later pull has nothing to do.
 func TestRecordWithHangingSnapshotter(t *testing.T) {
 	n := ctdtest.New(t, "native", "other")
-	runtimes := runtimesOn(t, "native")
+	runtimes := ctdtest.Runtimes(t, "native")
 	blobs := ctdtest.Blobs{}
 	img := blobs.Image("linux/amd64", "app", nil)
 	ref, err := reference.ParseNormalizedNamed("registry.example/app:v1")
@@ -113,16 +91,16 @@ func TestRecordWithHangingSnapshotter(t *testing.T) {
 	n.Unpack(ctx, t, img, "native")
 	n.Unpack(ctx, t, img, "other")
 	s := store.New(store.Config{
-		Records: nonAtomic{n.Images}, Content: n.Content, Leases: n.Leases, Runtimes: ctdtest.Always(runtimes),
+		Records: ctdtest.Records{Store: n.Images}, Content: n.Content, Leases: n.Leases, Runtimes: ctdtest.Always(runtimes),
 		Snapshotter: func(name string) snapshots.Snapshotter {
 			if name == "other" {
-				return silent{}
+				return ctdtest.Snapshots{Before: ctdtest.Fail("Stat", context.DeadlineExceeded)} // as after the timeout of a call
 			}
 			return n.Snapshotter(name)
 		},
 	})
 	retainer := retain.New(retain.Config{
-		Leases: n.Leases, Transactions: nonAtomic{n.Images}, Content: n.Content, Pins: pinned{img.Manifest.Digest}, Images: s, MaxBytes: func() int64 { return 0 }, Released: func() {},
+		Leases: n.Leases, Transactions: ctdtest.Records{Store: n.Images}, Content: n.Content, Pins: pinned{img.Manifest.Digest}, Images: s, MaxBytes: func() int64 { return 0 }, Released: func() {},
 	})
 	m := New(Config{Images: s, Retained: retainer, Pins: decide.New(decide.Config{Pins: pin.New(pin.Config{}), Images: s})})
 	e := imagepin.Entry{

@@ -68,7 +68,7 @@ func newCountingRegistry(t *testing.T) *countingRegistry {
 // ServeHTTP implements http.Handler.
 func (r *countingRegistry) ServeHTTP(w http.ResponseWriter, q *http.Request) {
 	if !strings.HasSuffix(q.URL.Path, r.layer.Digest.String()) || q.Method != http.MethodGet {
-		oneTag{r.blobs, r.root}.ServeHTTP(w, q)
+		ctdtest.Registry{Blobs: r.blobs, Root: r.root}.ServeHTTP(w, q)
 		return
 	}
 	r.mu.Lock()

@@ -66,12 +66,12 @@ func newPullingNode(t *testing.T, limits Limits) *pullingNode {
 	rules, err := policy.New(policy.Rule{Behavior: policy.Default, Consistency: policy.Off}, nil, nil)
 	noError(t, err)
 	s := store.New(store.Config{
-		Records: nonAtomic{n.Images}, Content: n.Content, Leases: n.Leases, Snapshotter: n.Snapshotter, Runtimes: ctdtest.Always(n.runtimes),
+		Records: ctdtest.Records{Store: n.Images}, Content: n.Content, Leases: n.Leases, Snapshotter: n.Snapshotter, Runtimes: ctdtest.Always(n.runtimes),
 	})
 	pins, resolver := pin.New(pin.Config{}), resolve.New(resolve.Config{Prover: prover, Timeout: time.Minute})
 	proofs := decide.NodeProofs{Prover: resolver, Stores: []decide.ProofStore{s, pins}}
 	retainer := retain.New(retain.Config{
-		Leases: n.Leases, Transactions: nonAtomic{n.Images}, Content: n.Content, Pins: pinned{}, Images: s, MaxBytes: ctdtest.Always(int64(0)), Released: func() {},
+		Leases: n.Leases, Transactions: ctdtest.Records{Store: n.Images}, Content: n.Content, Pins: pinned{}, Images: s, MaxBytes: ctdtest.Always(int64(0)), Released: func() {},
 	})
 	decider := decide.New(decide.Config{
 		Policy: ctdtest.Always(rules), Pins: pins, Images: s, Proofs: proofs, Registry: resolver, Retained: retainer,
@@ -146,7 +146,7 @@ func imageOf(b ctdtest.Blobs, texts ...string) (manifest ocispec.Descriptor, lay
 // drippingRegistry is a registry that sends the first byte of some blobs, and the rest after release.
 type drippingRegistry struct {
 	mu      sync.Mutex
-	images  map[string]oneTag // by repository
+	images  map[string]ctdtest.Registry // by repository
 	held    map[digest.Digest]bool
 	alter   func(repository string, data []byte) []byte // of the blobs that are held; nil sends them as they are
 	begun   chan digest.Digest                          // a held blob has been begun
@@ -158,7 +158,7 @@ type drippingRegistry struct {
 func newDrippingRegistry(t *testing.T) *drippingRegistry {
 	t.Helper()
 	r := &drippingRegistry{
-		images: make(map[string]oneTag), held: make(map[digest.Digest]bool), begun: make(chan digest.Digest, 100), open: make(chan struct{}),
+		images: make(map[string]ctdtest.Registry), held: make(map[digest.Digest]bool), begun: make(chan digest.Digest, 100), open: make(chan struct{}),
 	}
 	r.release = sync.OnceFunc(func() { close(r.open) })
 	s := httptest.NewServer(r)
@@ -174,7 +174,7 @@ func newDrippingRegistry(t *testing.T) *drippingRegistry {
 func (r *drippingRegistry) serve(repository string, blobs ctdtest.Blobs, root ocispec.Descriptor, held ...ocispec.Descriptor) (ref string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.images[repository] = oneTag{blobs, root}
+	r.images[repository] = ctdtest.Registry{Blobs: blobs, Root: root}
 	for _, desc := range held {
 		r.held[desc.Digest] = true
 	}
@@ -192,11 +192,11 @@ func (r *drippingRegistry) ServeHTTP(w http.ResponseWriter, q *http.Request) {
 		img.ServeHTTP(w, q)
 		return
 	}
-	data := img.blobs[d]
+	data := img.Blobs[d]
 	if alter != nil {
 		data = alter(repository, data)
 	}
-	w.Header().Set("Content-Length", fmt.Sprint(len(img.blobs[d])))
+	w.Header().Set("Content-Length", fmt.Sprint(len(img.Blobs[d])))
 	_, _ = w.Write(data[:1])
 	_ = http.NewResponseController(w).Flush()
 	r.begun <- d

@@ -8,7 +8,6 @@ import (
 	"github.com/containerd/containerd/v2/core/events"
 	"github.com/containerd/containerd/v2/core/images"
 	"github.com/containerd/containerd/v2/core/metadata/boltutil"
-	"github.com/containerd/platforms"
 	"github.com/containerd/typeurl/v2"
 	bolt "go.etcd.io/bbolt"
 
@@ -16,21 +15,16 @@ import (
 
 	"github.com/imagepin/imagepin/internal/ctdtest"
 	"github.com/imagepin/imagepin/pkg/imagepin/store"
-	"github.com/imagepin/imagepin/pkg/runtimeplatform"
 )
 
 // adopted returns a reconciler of a node with adopted images, and their names.
 func adopted(b *testing.B, count int) (context.Context, *Reconciler, []string) {
 	n := ctdtest.New(b, "first")
-	runtimes, err := runtimeplatform.New("runc", []runtimeplatform.Handler{{Name: "runc", Snapshotter: "first"}},
-		runtimeplatform.Host{Spec: platforms.MustParse("linux/amd64")})
-	if err != nil {
-		b.Fatal(err)
-	}
+	runtimes := ctdtest.Runtimes(b, "first")
 	s := store.New(storeConfig(n, runtimes))
 	ctx := n.Context(b)
 	var names []string
-	err = n.DB.Update(func(tx *bolt.Tx) error {
+	err := n.DB.Update(func(tx *bolt.Tx) error {
 		ctx := boltutil.WithTransaction(ctx, tx)
 		for i := range count {
 			blobs := ctdtest.Blobs{}

@@ -14,14 +14,12 @@ import (
 	"github.com/containerd/containerd/v2/core/leases"
 	"github.com/containerd/containerd/v2/core/snapshots"
 	"github.com/containerd/errdefs"
-	"github.com/containerd/platforms"
 	"github.com/opencontainers/go-digest"
 
 	"github.com/imagepin/imagepin/internal/ctdtest"
 	"github.com/imagepin/imagepin/pkg/imagepin"
 	"github.com/imagepin/imagepin/pkg/imagepin/health"
 	"github.com/imagepin/imagepin/pkg/imagepin/store"
-	"github.com/imagepin/imagepin/pkg/runtimeplatform"
 )
 
 // deepNode is a node with a reconciler.
@@ -37,9 +35,7 @@ type deepNode struct {
 func newEmptyNode(t *testing.T) *deepNode {
 	t.Helper()
 	n := ctdtest.New(t, "first", "second")
-	runtimes, err := runtimeplatform.New("runc", []runtimeplatform.Handler{{Name: "runc", Snapshotter: "first"}},
-		runtimeplatform.Host{Spec: platforms.MustParse("linux/amd64")})
-	noError(t, err)
+	runtimes := ctdtest.Runtimes(t, "first")
 	d := &deepNode{Node: n, ctx: n.Context(t), store: store.New(storeConfig(n, runtimes))}
 	d.Reconciler = reconcilerOf(n, storeConfig(n, runtimes), d.store)
 	return d
@@ -120,9 +116,7 @@ func TestDeepCheckReadsAll(t *testing.T) {
 // wantNothingLeft checks that no leases are left, and only the snapshots of images.
 func (d *deepNode) wantNothingLeft(t *testing.T) {
 	t.Helper()
-	if left, err := d.Leases.List(d.ctx); err != nil || len(left) > 0 {
-		t.Errorf("remaining leases: %v, %v", left, err)
-	}
+	d.WantNoLease(t)
 	noError(t, d.Snapshotter("first").Walk(d.ctx, func(_ context.Context, i snapshots.Info) error {
 		if i.Kind != snapshots.KindCommitted {
 			t.Errorf("remaining snapshot: %s", i.Name)

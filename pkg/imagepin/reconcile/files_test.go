@@ -13,17 +13,13 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/containerd/containerd/v2/core/content"
 	"github.com/containerd/containerd/v2/core/images"
-	"github.com/containerd/containerd/v2/core/mount"
 	"github.com/containerd/containerd/v2/core/snapshots"
 	"github.com/containerd/containerd/v2/pkg/rootfs"
 	"github.com/containerd/containerd/v2/plugins/snapshots/native"
 	"github.com/containerd/containerd/v2/plugins/snapshots/overlay"
 	"github.com/containerd/errdefs"
-	"github.com/containerd/platforms"
 	"github.com/opencontainers/go-digest"
-	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/imagepin/imagepin/internal/ctdtest"
 	"github.com/imagepin/imagepin/pkg/imagepin"
@@ -55,21 +51,6 @@ type filesNode struct {
 	replacer Replacer
 }
 
-// countingContent counts how often each blob is opened.
-type countingContent struct {
-	content.Store
-	mu    *sync.Mutex
-	reads map[digest.Digest]int
-}
-
-// ReaderAt implements content.Provider.
-func (c countingContent) ReaderAt(ctx context.Context, d ocispec.Descriptor) (content.ReaderAt, error) {
-	c.mu.Lock()
-	c.reads[d.Digest]++
-	c.mu.Unlock()
-	return c.Store.ReaderAt(ctx, d)
-}
-
 // layer returns the tar stream of a layer with these files.
 func layer(t *testing.T, files map[string]string) []byte {
 	t.Helper()
@@ -92,9 +73,7 @@ func newFilesNode(t *testing.T, kind string) *filesNode {
 func newFilesNodeOf(t *testing.T, open func(root string) (snapshots.Snapshotter, error)) *filesNode {
 	t.Helper()
 	n := ctdtest.NewOf(t, open, "first")
-	runtimes, err := runtimeplatform.New("runc", []runtimeplatform.Handler{{Name: "runc", Snapshotter: "first"}},
-		runtimeplatform.Host{Spec: platforms.MustParse("linux/amd64")})
-	noError(t, err)
+	runtimes := ctdtest.Runtimes(t, "first")
 	d := &filesNode{deepNode: &deepNode{Node: n, ctx: n.Context(t)}, layers: make(map[digest.Digest][]rootfs.Layer), reads: make(map[digest.Digest]int)}
 	base := layer(t, map[string]string{"bin/base": "the base of both", "bin/gone": "1"})
 	for _, name := range []string{"a", "b"} {
@@ -109,7 +88,13 @@ func newFilesNodeOf(t *testing.T, open func(root string) (snapshots.Snapshotter,
 		done()
 		d.images, d.layers[img.Manifest.Digest], d.base = append(d.images, img), layers, layers[0].Diff.Digest
 	}
-	n.Content = countingContent{n.Content, new(sync.Mutex), d.reads}
+	var mu sync.Mutex
+	n.Content = ctdtest.Content{Store: n.Content, Before: ctdtest.On("ReaderAt", func(blob string) error {
+		mu.Lock()
+		d.reads[digest.Digest(blob)]++
+		mu.Unlock()
+		return nil
+	})}
 	d.start(t, runtimes)
 	return d
 }
@@ -300,23 +285,6 @@ func TestDamagedFilesInUse(t *testing.T) {
 	}
 }
 
-// removedBeforeView is a snapshotter that removes a snapshot just before the view of it that compares its files.
-type removedBeforeView struct {
-	snapshots.Snapshotter
-	name  string
-	views int
-}
-
-// View implements snapshots.Snapshotter.
-func (r *removedBeforeView) View(ctx context.Context, key, parent string, opts ...snapshots.Opt) ([]mount.Mount, error) {
-	if r.views++; r.views == 2 { // the first one looks at the directory
-		if err := r.Remove(ctx, r.name); err != nil {
-			return nil, err
-		}
-	}
-	return r.Snapshotter.View(ctx, key, parent, opts...)
-}
-
 // TestRemovedDuringVerification removes a snapshot while its files are verified, as the repair of another key of it does. The key is
 // unpacked again.
 func TestRemovedDuringVerification(t *testing.T) {
@@ -324,7 +292,13 @@ func TestRemovedDuringVerification(t *testing.T) {
 		t.Run(kind, func(t *testing.T) {
 			d := newFilesNode(t, kind)
 			e := d.store.ByRef(tagA)[0]
-			removed := &removedBeforeView{Snapshotter: d.Snapshotter("first"), name: e.ChainID.String()}
+			views := 0
+			removed := ctdtest.Snapshots{Snapshotter: d.Snapshotter("first"), Before: ctdtest.On("View", func(string) error {
+				if views++; views == 2 { // the first one looks at the directory
+					return d.Snapshotter("first").Remove(d.ctx, e.ChainID.String())
+				}
+				return nil
+			})}
 			d.config.Checker = health.New(health.Config{
 				Images: d.store, Content: d.Content, Leases: d.Leases, Runtimes: d.config.Runtimes, Snapshotter: func(string) snapshots.Snapshotter { return removed },
 			})
@@ -337,57 +311,33 @@ func TestRemovedDuringVerification(t *testing.T) {
 	}
 }
 
-// viewedBeforeRemove is a snapshotter that creates the view of a check on a snapshot just before that is removed.
-type viewedBeforeRemove struct {
-	snapshots.Snapshotter
-	name   string
-	viewed bool
-}
-
-// Remove implements snapshots.Snapshotter.
-func (v *viewedBeforeRemove) Remove(ctx context.Context, name string) error {
-	if name == v.name && !v.viewed {
-		v.viewed = true
-		if _, err := v.View(ctx, "imagepin-check-other", name); err != nil {
-			return err
-		}
-	}
-	return v.Snapshotter.Remove(ctx, name)
-}
-
 // TestViewDuringRemoval checks that the view of another check does not keep a damaged snapshot.
 func TestViewDuringRemoval(t *testing.T) {
 	d := newFilesNode(t, "overlayfs")
 	d.truncate(t, d.images[0].ChainID, "etc/a")
 	f := d.deep(t)[tagA]
-	viewed := &viewedBeforeRemove{Snapshotter: d.Snapshotter("first"), name: d.images[0].ChainID.String()}
+	viewed := false
+	sn := ctdtest.Snapshots{Snapshotter: d.Snapshotter("first"), Before: ctdtest.On("Remove", func(name string) error {
+		if name != d.images[0].ChainID.String() || viewed {
+			return nil
+		}
+		viewed = true
+		_, err := d.Snapshotter("first").View(d.ctx, "imagepin-check-other", name)
+		return err
+	})}
 	d.config.Checker = health.New(health.Config{
-		Images: d.store, Content: d.Content, Leases: d.Leases, Runtimes: d.config.Runtimes, Snapshotter: func(string) snapshots.Snapshotter { return viewed },
+		Images: d.store, Content: d.Content, Leases: d.Leases, Runtimes: d.config.Runtimes, Snapshotter: func(string) snapshots.Snapshotter { return sn },
 	})
 	if found := d.deep(t); len(found) != 1 {
 		t.Fatalf("got findings %+v, want one", found)
 	}
-	if done, err := d.Repair(d.ctx, f); done != Unpacked || err != nil || !viewed.viewed {
+	if done, err := d.Repair(d.ctx, f); done != Unpacked || err != nil || !viewed {
 		t.Errorf("repair: got %q, %v, want %q", done, err, Unpacked)
 	}
 	d.wantIntact(t)
 }
 
-// failingRemove is a snapshotter that does not remove one snapshot.
-type failingRemove struct {
-	snapshots.Snapshotter
-	name string
-}
-
 var errRemove = errors.New("killed")
-
-// Remove implements snapshots.Snapshotter.
-func (f failingRemove) Remove(ctx context.Context, name string) error {
-	if name == f.name {
-		return errRemove
-	}
-	return f.Snapshotter.Remove(ctx, name)
-}
 
 // TestInterruptedRemoval ends the removal of damaged snapshots before that of the damaged one. The next start unpacks nothing on it.
 func TestInterruptedRemoval(t *testing.T) {
@@ -397,7 +347,14 @@ func TestInterruptedRemoval(t *testing.T) {
 	sn := d.Snapshotter("first")
 	broken := health.New(health.Config{
 		Images: d.store, Content: d.Content, Leases: d.Leases, Runtimes: d.config.Runtimes,
-		Snapshotter: func(string) snapshots.Snapshotter { return failingRemove{sn, d.base.String()} },
+		Snapshotter: func(string) snapshots.Snapshotter {
+			return ctdtest.Snapshots{Snapshotter: sn, Before: ctdtest.On("Remove", func(name string) error {
+				if name == d.base.String() {
+					return errRemove
+				}
+				return nil
+			})}
+		},
 	})
 	if got, err := broken.CompareFiles(d.ctx, f.Loss.Entry, true); err != nil || got.Why != f.Problem {
 		t.Fatalf("got %+v, %v, want %q", got, err, f.Problem)

@@ -10,7 +10,6 @@ import (
 	"github.com/containerd/containerd/v2/core/images"
 	"github.com/containerd/containerd/v2/core/snapshots"
 	"github.com/containerd/errdefs"
-	"github.com/containerd/platforms"
 	"github.com/opencontainers/go-digest"
 	specs "github.com/opencontainers/image-spec/specs-go"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
@@ -119,9 +118,7 @@ type hangingNode struct {
 func newHangingNode(t *testing.T) *hangingNode {
 	t.Helper()
 	n := ctdtest.New(t, "first", "second")
-	runtimes, err := runtimeplatform.New("runc", []runtimeplatform.Handler{{Name: "runc", Snapshotter: "first"}, {Name: "other", Snapshotter: "second"}},
-		runtimeplatform.Host{Spec: platforms.MustParse("linux/amd64")})
-	noError(t, err)
+	runtimes := ctdtest.Runtimes(t, "first", runtimeplatform.Handler{Name: "other", Snapshotter: "second"})
 	h := &hangingNode{Node: n, adopted: make(syncs, 10), unpacks: make(chan imagepin.Entry, 10), responds: make(chan struct{})}
 	c := storeConfig(n, runtimes)
 	c.Snapshotter = func(name string) snapshots.Snapshotter {

@@ -1,28 +1,14 @@
 package reconcile
 
 import (
-	"context"
 	"testing"
 
-	"github.com/containerd/containerd/v2/core/content"
 	"github.com/containerd/errdefs"
-	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/imagepin/imagepin/internal/ctdtest"
 	"github.com/imagepin/imagepin/pkg/imagepin/pull"
 	"github.com/imagepin/imagepin/pkg/runtimeplatform"
 )
-
-// openedContent counts the blobs that are opened.
-type openedContent struct {
-	content.Store
-	opened int
-}
-
-func (c *openedContent) ReaderAt(ctx context.Context, desc ocispec.Descriptor) (content.ReaderAt, error) {
-	c.opened++
-	return c.Store.ReaderAt(ctx, desc)
-}
 
 // TestLookDescribesOnce checks that an image is read once for all snapshotters of a platform, and again for another root.
 func TestLookDescribesOnce(t *testing.T) {
@@ -36,7 +22,11 @@ func TestLookDescribesOnce(t *testing.T) {
 	other := rt
 	other.Target.Snapshotter = "other"
 
-	store := &openedContent{Store: d.config.Content}
+	opened := 0
+	store := ctdtest.Content{Store: d.config.Content, Before: ctdtest.On("ReaderAt", func(string) error {
+		opened++
+		return nil
+	})}
 	l := newLook(store)
 	got, err := l.describe(ctx, first, rt)
 	noError(t, err)
@@ -45,16 +35,16 @@ func TestLookDescribesOnce(t *testing.T) {
 	if got.ImageID != want.ImageID || got.ChainID != want.ChainID || got.Size != want.Size || got.Root.Digest != first.Digest {
 		t.Errorf("got %+v, want %+v", got, want)
 	}
-	once := store.opened
+	once := opened
 	for _, again := range []runtimeplatform.Runtime{rt, other} {
 		if e, err := l.describe(ctx, first, again); err != nil || e.ImageID != want.ImageID {
 			t.Errorf("got %+v, %v, want %+v", e, err, want)
 		}
 	}
-	if once == 0 || store.opened != once {
-		t.Errorf("opened %d blobs for one description and %d for three, want the same", once, store.opened)
+	if once == 0 || opened != once {
+		t.Errorf("opened %d blobs for one description and %d for three, want the same", once, opened)
 	}
-	if e, err := l.describe(ctx, second, rt); err != nil || e.ImageID == want.ImageID || store.opened == once {
+	if e, err := l.describe(ctx, second, rt); err != nil || e.ImageID == want.ImageID || opened == once {
 		t.Errorf("another image: got %+v, %v", e, err)
 	}
 	missing := first

@@ -70,21 +70,6 @@ func TestTagOfALostKey(t *testing.T) {
 	}
 }
 
-// duringWrite is an image store that calls run after a write, before the caller knows of it.
-type duringWrite struct {
-	records
-	run func()
-}
-
-func (r *duringWrite) Atomically(ctx context.Context, fn func(context.Context, images.Store) error) error {
-	err := r.records.Atomically(ctx, fn)
-	if run := r.run; run != nil {
-		r.run = nil
-		run()
-	}
-	return err
-}
-
 // lateImages calls run after the inventory of a check, before the check lists the keys.
 type lateImages struct {
 	*store.Store
@@ -102,8 +87,13 @@ func TestCheckDuringPull(t *testing.T) {
 	h := newHangingNode(t)
 	close(h.responds)
 	c := storeConfig(h.Node, h.config.Runtimes())
-	writes := &duringWrite{records: records{h.Images}}
-	c.Records = writes
+	var written func()
+	c.Records = ctdtest.Records{Store: h.Images, Written: func() {
+		if call := written; call != nil {
+			written = nil
+			call()
+		}
+	}}
 	s := store.New(c)
 	h.Reconciler = reconcilerOf(h.Node, c, s)
 	want := func(when string, report health.Report, err error) {
@@ -119,7 +109,7 @@ func TestCheckDuringPull(t *testing.T) {
 	first := h.pulled(t, goodRef)
 	checked := make(chan error, 1)
 	var between health.Report
-	writes.run = func() {
+	written = func() {
 		ctx, cancel := context.WithTimeout(h.ctx, 100*time.Millisecond)
 		defer cancel()
 		var err error

@@ -8,7 +8,6 @@ import (
 	"testing"
 
 	"github.com/containerd/containerd/v2/core/images"
-	"github.com/containerd/platforms"
 	"github.com/opencontainers/go-digest"
 	specs "github.com/opencontainers/image-spec/specs-go"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
@@ -27,22 +26,11 @@ const (
 	badRef  = "registry.example/bad:1"
 )
 
-// records is an image store without transactions.
-type records struct{ images.Store }
-
-func (r records) Atomically(ctx context.Context, fn func(context.Context, images.Store) error) error {
-	return fn(ctx, r)
-}
-
 // TestAdoptionSkipsUnreadableImages checks that an unreadable image does not block the adoption of others. An image
 // whose user is too long for a label is adopted, and its user is known after a restart.
 func TestAdoptionSkipsUnreadableImages(t *testing.T) {
 	n := ctdtest.New(t, "first")
-	runtimes, err := runtimeplatform.New("runc", []runtimeplatform.Handler{{Name: "runc", Snapshotter: "first"}},
-		runtimeplatform.Host{Spec: platforms.MustParse("linux/amd64")})
-	if err != nil {
-		t.Fatal(err)
-	}
+	runtimes := ctdtest.Runtimes(t, "first")
 	s := store.New(storeConfig(n, runtimes))
 	blobs := ctdtest.Blobs{}
 	good := blobs.Image("linux/amd64", "good", nil)
@@ -85,38 +73,10 @@ func TestAdoptionSkipsUnreadableImages(t *testing.T) {
 	}
 }
 
-// refusing are records of which those with a prefix cannot be written.
-type refusing struct {
-	images.Store
-	prefix string
-}
-
-func (r refusing) Atomically(ctx context.Context, fn func(context.Context, images.Store) error) error {
-	return fn(ctx, r)
-}
-
-func (r refusing) Create(ctx context.Context, img images.Image) (images.Image, error) {
-	if strings.HasPrefix(img.Name, r.prefix) {
-		return images.Image{}, errors.New("refused")
-	}
-	return r.Store.Create(ctx, img)
-}
-
-func (r refusing) Update(ctx context.Context, img images.Image, fieldpaths ...string) (images.Image, error) {
-	if strings.HasPrefix(img.Name, r.prefix) {
-		return images.Image{}, errors.New("refused")
-	}
-	return r.Store.Update(ctx, img, fieldpaths...)
-}
-
 // TestAdoptionOfOthers checks that an image that cannot be recorded does not keep the others from being adopted, which are
 // recorded together, and that the start fails if none can be.
 func TestAdoptionOfOthers(t *testing.T) {
-	runtimes, err := runtimeplatform.New("runc", []runtimeplatform.Handler{{Name: "runc", Snapshotter: "first"}},
-		runtimeplatform.Host{Spec: platforms.MustParse("linux/amd64")})
-	if err != nil {
-		t.Fatal(err)
-	}
+	runtimes := ctdtest.Runtimes(t, "first")
 	for _, refused := range []string{"", "registry.example/bad"} {
 		n := ctdtest.New(t, "first")
 		blobs := ctdtest.Blobs{}
@@ -131,7 +91,12 @@ func TestAdoptionOfOthers(t *testing.T) {
 			}
 		}
 		c := storeConfig(n, runtimes)
-		c.Records = refusing{n.Images, refused}
+		c.Records = ctdtest.Records{Store: ctdtest.Images{Store: n.Images, Before: func(_ context.Context, c ctdtest.Call) error {
+			if (c.Method == "Create" || c.Method == "Update") && strings.HasPrefix(c.Name, refused) {
+				return errors.New("refused")
+			}
+			return nil
+		}}}
 		s := store.New(c)
 		r := reconcilerOf(n, c, s)
 		loaded, err := r.load(ctx)
@@ -153,7 +118,7 @@ func TestAdoptionOfOthers(t *testing.T) {
 // storeConfig returns the configuration of a store for a node.
 func storeConfig(n *ctdtest.Node, runtimes *runtimeplatform.Set) store.Config {
 	return store.Config{
-		Records: records{n.Images}, Content: n.Content, Leases: n.Leases, Snapshotter: n.Snapshotter, Runtimes: ctdtest.Always(runtimes),
+		Records: ctdtest.Records{Store: n.Images}, Content: n.Content, Leases: n.Leases, Snapshotter: n.Snapshotter, Runtimes: ctdtest.Always(runtimes),
 	}
 }
 
@@ -173,10 +138,7 @@ func reconcilerOf(n *ctdtest.Node, c store.Config, s *store.Store) *Reconciler {
 // repair ignores these findings.
 func TestCheckReportsUnadoptedImages(t *testing.T) {
 	n := ctdtest.New(t, "first")
-	runtimes, err := runtimeplatform.New("runc", []runtimeplatform.Handler{{Name: "runc", Snapshotter: "first"}}, runtimeplatform.Host{Spec: platforms.MustParse("linux/amd64")})
-	if err != nil {
-		t.Fatal(err)
-	}
+	runtimes := ctdtest.Runtimes(t, "first")
 	s := store.New(storeConfig(n, runtimes))
 	blobs := ctdtest.Blobs{}
 	good := blobs.Image("linux/amd64", "good", nil)
@@ -253,10 +215,7 @@ func TestCheckReportsUnadoptedImages(t *testing.T) {
 // it removed both. The image is listed if the record is managed, and can be removed.
 func TestRecordCreatedAgain(t *testing.T) {
 	n := ctdtest.New(t, "first")
-	runtimes, err := runtimeplatform.New("runc", []runtimeplatform.Handler{{Name: "runc", Snapshotter: "first"}}, runtimeplatform.Host{Spec: platforms.MustParse("linux/amd64")})
-	if err != nil {
-		t.Fatal(err)
-	}
+	runtimes := ctdtest.Runtimes(t, "first")
 	s := store.New(storeConfig(n, runtimes))
 	r := reconcilerOf(n, storeConfig(n, runtimes), s)
 	ctx, done := n.Lease(t)
@@ -290,10 +249,7 @@ func TestRecordCreatedAgain(t *testing.T) {
 // that record exists.
 func TestIDRecordRemovedLater(t *testing.T) {
 	n := ctdtest.New(t, "first")
-	runtimes, err := runtimeplatform.New("runc", []runtimeplatform.Handler{{Name: "runc", Snapshotter: "first"}}, runtimeplatform.Host{Spec: platforms.MustParse("linux/amd64")})
-	if err != nil {
-		t.Fatal(err)
-	}
+	runtimes := ctdtest.Runtimes(t, "first")
 	s := store.New(storeConfig(n, runtimes))
 	r := reconcilerOf(n, storeConfig(n, runtimes), s)
 	ctx, done := n.Lease(t)

@@ -7,11 +7,11 @@ import (
 	"testing"
 	"time"
 
-	"github.com/containerd/containerd/v2/core/content"
 	"github.com/containerd/errdefs"
 	"github.com/distribution/reference"
 	"github.com/opencontainers/go-digest"
 
+	"github.com/imagepin/imagepin/internal/ctdtest"
 	"github.com/imagepin/imagepin/pkg/imagepin"
 	"github.com/imagepin/imagepin/pkg/imagepin/health"
 	"github.com/imagepin/imagepin/pkg/imagepin/pull"
@@ -39,12 +39,19 @@ func TestFailedRepairOfAMovedTag(t *testing.T) {
 	noError(t, err)
 	lost := report.Findings[slices.IndexFunc(report.Findings, func(f health.Finding) bool { return f.Kind == health.LostKey })]
 	key := lost.Loss.Entry.Key
-	contents := &duringInfo{Store: d.Content, blob: d.images[0].Manifest.Digest}
+	var during func()
+	contents := ctdtest.Content{Store: d.Content, Before: ctdtest.On("Info", func(blob string) error {
+		if call := during; call != nil && blob == d.images[0].Manifest.Digest.String() {
+			during = nil
+			call()
+		}
+		return nil
+	})}
 	d.config.Puller = failingPuller{func() { // the repair reads the content again from here on
 		d.config.Checker = health.New(health.Config{
 			Images: d.store, Content: contents, Leases: d.Leases, Snapshotter: d.Snapshotter, Runtimes: d.config.Runtimes,
 		})
-		contents.run = func() { d.pullAs(t, key, "registry.example/b:1") }
+		during = func() { d.pullAs(t, key, "registry.example/b:1") }
 	}}
 	done, err := d.Repair(d.ctx, lost)
 	if done != Recorded || err != nil {
@@ -76,21 +83,6 @@ func (d *deepNode) pullAs(t *testing.T, key imagepin.Key, tag string) {
 	byDigest.Ref, byTag.Ref = other.Record, key.Ref
 	_, err = d.store.Put(ctx, "", byDigest, byTag)
 	noError(t, err)
-}
-
-// duringInfo calls run once, when a blob is looked up.
-type duringInfo struct {
-	content.Store
-	blob digest.Digest
-	run  func()
-}
-
-func (c *duringInfo) Info(ctx context.Context, d digest.Digest) (content.Info, error) {
-	if run := c.run; run != nil && d == c.blob {
-		c.run = nil
-		run()
-	}
-	return c.Store.Info(ctx, d)
 }
 
 // failingWith fails with an error.

@@ -16,6 +16,7 @@ import (
 	"github.com/containerd/errdefs"
 	"github.com/opencontainers/go-digest"
 
+	"github.com/imagepin/imagepin/internal/ctdtest"
 	"github.com/imagepin/imagepin/pkg/imagepin"
 	"github.com/imagepin/imagepin/pkg/imagepin/health"
 	"github.com/imagepin/imagepin/pkg/imagepin/layerfiles"
@@ -199,22 +200,6 @@ func TestAdoptedOnDamage(t *testing.T) {
 	d.wantIntact(t)
 }
 
-// hookedStat is a snapshotter that calls a function once, before it returns what is known of a snapshot.
-type hookedStat struct {
-	snapshots.Snapshotter
-	name string
-	hook func()
-}
-
-// Stat implements snapshots.Snapshotter.
-func (h *hookedStat) Stat(ctx context.Context, name string) (snapshots.Info, error) {
-	if hook := h.hook; name == h.name && hook != nil {
-		h.hook = nil
-		hook()
-	}
-	return h.Snapshotter.Stat(ctx, name)
-}
-
 // hookedWalk is a snapshotter that calls a function once, after it has listed the snapshots and before it returns them.
 type hookedWalk struct {
 	snapshots.Snapshotter
@@ -285,11 +270,18 @@ func TestReplacedDuringComparison(t *testing.T) {
 				remove()
 			}
 			e := d.store.ByRef(tagA)[0]
-			h := &hookedStat{Snapshotter: d.Snapshotter("first"), name: d.base.String()}
+			var hook func()
+			h := ctdtest.Snapshots{Snapshotter: d.Snapshotter("first"), Before: ctdtest.On("Stat", func(name string) error {
+				if call := hook; call != nil && name == d.base.String() {
+					hook = nil
+					call()
+				}
+				return nil
+			})}
 			d.config.Checker = health.New(health.Config{
 				Images: d.store, Content: d.Content, Leases: d.Leases, Runtimes: d.config.Runtimes, Snapshotter: func(string) snapshots.Snapshotter { return h },
 			})
-			h.hook = func() {
+			hook = func() {
 				for ref, f := range d.deep(t) {
 					if done, err := d.Repair(d.ctx, f); !done.Succeeded() || err != nil {
 						t.Errorf("repair of %s: got %q, %v", ref, done, err)
@@ -297,8 +289,8 @@ func TestReplacedDuringComparison(t *testing.T) {
 				}
 			}
 			found, err := d.config.Checker.CompareFiles(d.ctx, e, true)
-			if err != nil && !errdefs.IsNotFound(err) || found.State == layerfiles.Damaged || h.hook != nil {
-				t.Errorf("got %+v, %v, repaired %t", found, err, h.hook == nil)
+			if err != nil && !errdefs.IsNotFound(err) || found.State == layerfiles.Damaged || hook != nil {
+				t.Errorf("got %+v, %v, repaired %t", found, err, hook == nil)
 			}
 			if why, err := d.config.Checker.KnownDamage(d.ctx, e); why != "" || err != nil {
 				t.Errorf("the new files are known as damaged: %q, %v", why, err)

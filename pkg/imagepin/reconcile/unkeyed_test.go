@@ -13,7 +13,6 @@ import (
 	"github.com/containerd/containerd/v2/core/events"
 	"github.com/containerd/containerd/v2/core/images"
 	"github.com/containerd/log"
-	"github.com/containerd/platforms"
 	"github.com/opencontainers/go-digest"
 	specs "github.com/opencontainers/image-spec/specs-go"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
@@ -23,46 +22,35 @@ import (
 	"github.com/imagepin/imagepin/internal/ctdtest"
 	"github.com/imagepin/imagepin/pkg/imagepin"
 	"github.com/imagepin/imagepin/pkg/imagepin/store"
-	"github.com/imagepin/imagepin/pkg/runtimeplatform"
 )
 
 // managed are the labels by which containerd's CRI marks a record as its own.
 var managed = map[string]string{"io.cri-containerd.image": "managed"}
 
-// unreadable is an image store that cannot read one record while name is set.
-type unreadable struct {
-	images.Store
-	name string
-}
-
-func (u *unreadable) Get(ctx context.Context, name string) (images.Image, error) {
-	if name == u.name {
-		return images.Image{}, errors.New("unreadable")
-	}
-	return u.Store.Get(ctx, name)
-}
-
 // unkeyedNode is a node with the content of one image.
 type unkeyedNode struct {
 	*ctdtest.Node
 	*Reconciler
-	ctx     context.Context // with a lease
-	store   *store.Store
-	records *unreadable
-	image   ctdtest.Image
-	id      string
+	ctx        context.Context // with a lease
+	store      *store.Store
+	unreadable string // the name of a record that cannot be read
+	image      ctdtest.Image
+	id         string
 }
 
 func newUnkeyedNode(t *testing.T) *unkeyedNode {
 	t.Helper()
 	n := ctdtest.New(t, "first")
-	runtimes, err := runtimeplatform.New("runc", []runtimeplatform.Handler{{Name: "runc", Snapshotter: "first"}},
-		runtimeplatform.Host{Spec: platforms.MustParse("linux/amd64")})
-	noError(t, err)
-	u := &unkeyedNode{Node: n, records: &unreadable{Store: n.Images}}
+	runtimes := ctdtest.Runtimes(t, "first")
+	u := &unkeyedNode{Node: n}
 	c := storeConfig(n, runtimes)
 	u.store = store.New(c)
-	c.Records = records{u.records}
+	c.Records = ctdtest.Records{Store: ctdtest.Images{Store: n.Images, Before: ctdtest.On("Get", func(name string) error {
+		if name == u.unreadable {
+			return errors.New("unreadable")
+		}
+		return nil
+	})}}
 	u.Reconciler = reconcilerOf(n, c, u.store)
 	blobs := ctdtest.Blobs{}
 	u.image = blobs.Image("linux/amd64", "app", nil)
@@ -121,12 +109,12 @@ func TestTwoRecordsNeedIDRecord(t *testing.T) {
 func TestUnreadableRecordStaysNoted(t *testing.T) {
 	u := newUnkeyedNode(t)
 	u.create(t, "one name")
-	u.records.name = "one name"
+	u.unreadable = "one name"
 	noError(t, u.Images.Delete(u.ctx, u.id))
 	if err := u.syncRecord(u.ctx, u.id); err == nil {
 		t.Error("a record cannot be read, but no error is returned")
 	}
-	u.records.name = ""
+	u.unreadable = ""
 	noError(t, u.syncRecord(u.ctx, u.id))
 	u.wantRecords(t, "one name", u.id)
 }

@@ -7,12 +7,12 @@ import (
 	"testing"
 
 	"github.com/containerd/containerd/v2/core/images"
-	"github.com/containerd/containerd/v2/core/leases"
 	"github.com/containerd/containerd/v2/core/metadata"
 	"github.com/containerd/containerd/v2/core/metadata/boltutil"
 	"github.com/opencontainers/go-digest"
 	bolt "go.etcd.io/bbolt"
 
+	"github.com/imagepin/imagepin/internal/ctdtest"
 	"github.com/imagepin/imagepin/pkg/imagepin"
 )
 
@@ -74,24 +74,17 @@ func TestSyncOfManyDigestsWithOneUnreadable(t *testing.T) {
 	}
 }
 
-// refusingLeases fail once to add a resource.
-type refusingLeases struct {
-	leases.Manager
-	at int
-}
-
-func (l *refusingLeases) AddResource(ctx context.Context, to leases.Lease, r leases.Resource) error {
-	if l.at--; l.at == 0 {
-		return errors.New("no")
-	}
-	return l.Manager.AddResource(ctx, to, r)
-}
-
 // TestSyncAfterRollback checks that a batch that was rolled back is retained in steps.
 func TestSyncAfterRollback(t *testing.T) {
 	e := newEnv(t)
 	e.transactions = &counted{db: e.node.DB}
-	e.leases = &refusingLeases{e.node.Leases, 7} // in the second image
+	at := 7 // in the second image
+	e.leases = ctdtest.Leases{Manager: e.node.Leases, Before: ctdtest.On("AddResource", func(string) error {
+		if at--; at == 0 {
+			return errors.New("no")
+		}
+		return nil
+	})}
 	e.restart()
 	all, roots := e.pinnedImages(3)
 	if err := e.Sync(e.ctx, roots...); err != nil {

@@ -11,15 +11,12 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/containerd/containerd/v2/core/images"
 	"github.com/containerd/containerd/v2/core/leases"
-	"github.com/containerd/containerd/v2/core/metadata"
 	"github.com/containerd/containerd/v2/core/snapshots"
 	"github.com/containerd/errdefs"
 	"github.com/containerd/platforms"
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
-	bolt "go.etcd.io/bbolt"
 
 	"github.com/imagepin/imagepin/internal/ctdtest"
 	"github.com/imagepin/imagepin/pkg/imagepin"
@@ -57,38 +54,17 @@ type env struct {
 	transactions lease.Transactions
 }
 
-// hanging is a snapshotter that does not respond. Its calls end at once, as after their timeout.
-type hanging struct{ snapshots.Snapshotter }
-
-func (hanging) Stat(context.Context, string) (snapshots.Info, error) {
-	return snapshots.Info{}, context.DeadlineExceeded
-}
-
 func (e *env) snapshotter(name string) snapshots.Snapshotter {
 	if name == e.hangs {
-		return hanging{}
+		return ctdtest.Snapshots{Before: ctdtest.Fail("Stat", context.DeadlineExceeded)} // as after the timeout of a call
 	}
 	return e.node.Snapshotter(name)
-}
-
-// namespaces creates namespaces in a metadata database.
-type namespaces struct{ db *metadata.DB }
-
-func (n namespaces) Create(ctx context.Context, name string, labels map[string]string) error {
-	return n.db.Update(func(tx *bolt.Tx) error { return metadata.NewNamespaceStore(tx).Create(ctx, name, labels) })
-}
-
-// records is an image store without transactions.
-type records struct{ images.Store }
-
-func (r records) Atomically(ctx context.Context, fn func(context.Context, images.Store) error) error {
-	return fn(ctx, r.Store)
 }
 
 func newEnv(t *testing.T) *env {
 	t.Helper()
 	n := ctdtest.New(t, "first", "second")
-	e := &env{t: t, ctx: n.Context(t), node: n, leases: n.Leases, transactions: records{n.Images}}
+	e := &env{t: t, ctx: n.Context(t), node: n, leases: n.Leases, transactions: ctdtest.Records{Store: n.Images}}
 	e.restart()
 	return e
 }
@@ -97,13 +73,10 @@ func newEnv(t *testing.T) *env {
 func (e *env) restart() {
 	e.t.Helper()
 	e.killed = false
-	runtimes, err := runtimeplatform.New("runc", []runtimeplatform.Handler{{Name: "runc", Snapshotter: "first"}, {Name: "second", Snapshotter: "second"}, {Name: "arm", Snapshotter: "first", Platform: "linux/arm64"}},
-		runtimeplatform.Host{Spec: platforms.MustParse("linux/amd64")})
-	if err != nil {
-		e.t.Fatal(err)
-	}
+	runtimes := ctdtest.Runtimes(e.t, "first",
+		runtimeplatform.Handler{Name: "second", Snapshotter: "second"}, runtimeplatform.Handler{Name: "arm", Snapshotter: "first", Platform: "linux/arm64"})
 	e.pins = pin.New(pin.Config{
-		Images: e.node.Images, Namespaces: namespaces{e.node.DB},
+		Images: e.node.Images, Namespaces: ctdtest.Namespaces{DB: e.node.DB},
 		Changed: func(ctx context.Context, roots ...digest.Digest) error {
 			if e.killed {
 				return nil
@@ -112,7 +85,7 @@ func (e *env) restart() {
 		},
 	})
 	e.images = store.New(store.Config{
-		Records: records{e.node.Images}, Content: e.node.Content, Leases: e.node.Leases, Snapshotter: e.snapshotter, Runtimes: ctdtest.Always(runtimes),
+		Records: ctdtest.Records{Store: e.node.Images}, Content: e.node.Content, Leases: e.node.Leases, Snapshotter: e.snapshotter, Runtimes: ctdtest.Always(runtimes),
 	})
 	images := retain.Images(e.images)
 	if e.removed {
@@ -561,36 +534,23 @@ func TestProofs(t *testing.T) {
 	}
 }
 
-// failingLeases fails to delete leases while fails is set.
-type failingLeases struct {
-	leases.Manager
-	fails *bool
-}
-
-func (l failingLeases) Delete(ctx context.Context, lease leases.Lease, opts ...leases.DeleteOpt) error {
-	if *l.fails {
-		return errdefs.ErrUnavailable
-	}
-	return l.Manager.Delete(ctx, lease, opts...)
-}
-
 // TestRetry removes a pin, and its lease cannot be deleted. Retry deletes it, and retains an image for which there was no
 // room.
 func TestRetry(t *testing.T) {
 	e := newEnv(t)
-	fails := false
-	e.leases = failingLeases{e.leases, &fails}
+	var fails error
+	e.leases = ctdtest.Leases{Manager: e.leases, Before: ctdtest.On("Delete", func(string) error { return fails })}
 	e.restart()
 	e.maxBytes = 1500
 	a, b := e.image("a", first), e.image("b", first)
 	e.pin("a", a)
 	e.pin("b", b)
-	fails = true
+	fails = errdefs.ErrUnavailable
 	if _, err := e.pins.Remove(e.ctx, id("a")); !errdefs.IsUnavailable(err) {
 		t.Errorf("removing the pin: got error %v, want Unavailable", err)
 	}
 	e.wantHeld("image without room", b, false)
-	fails = false
+	fails = nil
 	if err := e.Retry(e.ctx); err != nil {
 		t.Fatal(err)
 	}
@@ -599,39 +559,27 @@ func TestRetry(t *testing.T) {
 	wantEqual(t, "bytes", e.Bytes(), 1000)
 }
 
-// blockedLeases blocks the deletion of retain leases until free is closed.
-type blockedLeases struct {
-	leases.Manager
-	reached, free chan struct{}
-	err           error // of each deletion
-}
-
-func (l blockedLeases) Delete(ctx context.Context, lease leases.Lease, opts ...leases.DeleteOpt) error {
-	if !strings.HasPrefix(lease.ID, "imagepin-retain-") {
-		return l.Manager.Delete(ctx, lease, opts...)
-	}
-	close(l.reached)
-	<-l.free
-	if l.err != nil {
-		return l.err
-	}
-	return l.Manager.Delete(ctx, lease, opts...)
-}
-
 // startUnpin removes a pin in the background, and returns when its lease is about to be deleted. finish continues, and
 // returns the error of the removal. deletion is the error of the deletion.
 func (e *env) startUnpin(name string, deletion error) (finish func() error) {
-	blocked := blockedLeases{e.leases, make(chan struct{}), make(chan struct{}), deletion}
-	e.leases = blocked
+	reached, free := make(chan struct{}), make(chan struct{})
+	e.leases = ctdtest.Leases{Manager: e.leases, Before: ctdtest.On("Delete", func(lease string) error {
+		if !strings.HasPrefix(lease, "imagepin-retain-") {
+			return nil
+		}
+		close(reached)
+		<-free
+		return deletion
+	})}
 	e.restart()
 	removed := make(chan error, 1)
 	go func() {
 		_, err := e.pins.Remove(e.ctx, id(name))
 		removed <- err
 	}()
-	<-blocked.reached
+	<-reached
 	return func() error {
-		close(blocked.free)
+		close(free)
 		return <-removed
 	}
 }

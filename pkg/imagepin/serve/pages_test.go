@@ -98,24 +98,16 @@ func TestPages(t *testing.T) {
 	}
 }
 
-// failingStore is an image store that cannot list.
-type failingStore struct {
-	images.Store
-	err   error
-	lists int
-}
-
-func (f *failingStore) List(context.Context, ...string) ([]images.Image, error) {
-	f.lists++
-	return nil, f.err
-}
-
 // TestOtherErrorsAreNotPaged checks that a list is read in parts only if it is too large.
 func TestOtherErrorsAreNotPaged(t *testing.T) {
 	for _, err := range []error{errdefs.ErrUnavailable, fmt.Errorf("too many requests: %w", errdefs.ErrResourceExhausted)} {
-		f := &failingStore{err: err}
-		if _, got := (pagedImages{f}).List(t.Context()); got == nil || f.lists != 1 || !strings.Contains(got.Error(), err.Error()) {
-			t.Errorf("got %v after %d lists, want %v after 1", got, f.lists, err)
+		lists := 0
+		store := ctdtest.Images{Before: ctdtest.On("List", func(string) error {
+			lists++
+			return err
+		})}
+		if _, got := (pagedImages{store}).List(t.Context()); got == nil || lists != 1 || !strings.Contains(got.Error(), err.Error()) {
+			t.Errorf("got %v after %d lists, want %v after 1", got, lists, err)
 		}
 	}
 }

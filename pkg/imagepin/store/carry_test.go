@@ -45,7 +45,7 @@ func TestTagsBeyondTheLimitCarryTheirOwnKeys(t *testing.T) {
 	for i := range count {
 		e.remove(t, keysOf(of(i))...)
 	}
-	e.wantEmpty(t)
+	e.WantEmpty(t)
 }
 
 // TestMoveOfTagThatCarriesKeys pulls a tag that carries keys of two targets for one of them, and the tag moves. Then

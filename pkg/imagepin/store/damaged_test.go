@@ -98,7 +98,7 @@ func TestRemovalBesideDamage(t *testing.T) {
 		t.Errorf("got dropped %v, %v", dropped, err)
 	}
 	e.wantDamaged(t, "after the drop")
-	e.wantEmpty(t)
+	e.WantEmpty(t)
 }
 
 // TestTagMovesAwayFromDamage pulls a tag whose damaged key is on the record of another image. That record carries the key no longer,

@@ -14,10 +14,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/containerd/containerd/v2/core/content"
 	"github.com/containerd/containerd/v2/core/images"
-	"github.com/containerd/containerd/v2/core/snapshots"
-	"github.com/containerd/errdefs"
 	"github.com/containerd/log"
 	"github.com/containerd/platforms"
 	"github.com/distribution/reference"
@@ -46,10 +43,8 @@ const (
 	when = 1_700_000_000
 )
 
-// records is an image store without transactions, like the one over containerd's socket. It counts writes and can fail
-// after a number of them. Writes before the failure stay.
+// records counts writes of records and can fail after a number of them. Writes before the failure stay.
 type records struct {
-	images.Store
 	writes int
 	allow  int // number of writes before all further writes fail, negative for no limit
 	// before is called with the name of a record that is about to be written. nil does nothing.
@@ -58,13 +53,12 @@ type records struct {
 
 var errStopped = errors.New("the process is killed")
 
-func (r *records) Atomically(ctx context.Context, fn func(context.Context, images.Store) error) error {
-	return fn(ctx, r)
-}
-
-func (r *records) write(name string) error {
+func (r *records) write(_ context.Context, c ctdtest.Call) error {
+	if c.Method == "Get" || c.Method == "List" {
+		return nil
+	}
 	if r.before != nil {
-		r.before(name)
+		r.before(c.Name)
 	}
 	if r.allow == 0 {
 		return errStopped
@@ -72,27 +66,6 @@ func (r *records) write(name string) error {
 	r.allow--
 	r.writes++
 	return nil
-}
-
-func (r *records) Create(ctx context.Context, img images.Image) (images.Image, error) {
-	if err := r.write(img.Name); err != nil {
-		return images.Image{}, err
-	}
-	return r.Store.Create(ctx, img)
-}
-
-func (r *records) Update(ctx context.Context, img images.Image, fields ...string) (images.Image, error) {
-	if err := r.write(img.Name); err != nil {
-		return images.Image{}, err
-	}
-	return r.Store.Update(ctx, img, fields...)
-}
-
-func (r *records) Delete(ctx context.Context, name string, opts ...images.DeleteOpt) error {
-	if err := r.write(name); err != nil {
-		return err
-	}
-	return r.Store.Delete(ctx, name, opts...)
 }
 
 // env is a node with its store.
@@ -127,9 +100,9 @@ func (e *env) restart() {
 	if err != nil {
 		panic(err)
 	}
-	e.records = &records{Store: e.Images, allow: -1}
+	e.records = &records{allow: -1}
 	e.store = New(Config{
-		Records: e.records, Content: blobs.WithLocalFiles(ctdtest.Always(e.ContentDir()), e.Content), Leases: e.Leases,
+		Records: ctdtest.Records{Store: ctdtest.Images{Store: e.Images, Before: e.records.write}}, Content: blobs.WithLocalFiles(ctdtest.Always(e.ContentDir()), e.Content), Leases: e.Leases,
 		Snapshotter: e.Snapshotter, Runtimes: ctdtest.Always(runtimes),
 		PinnedImages: ctdtest.Always([]string{"registry.example/pause:1"}),
 		KeysARecord:  e.maxKeys,
@@ -408,31 +381,5 @@ func (e *env) wantSound(t *testing.T) {
 				t.Errorf("%s: snapshot is missing", k.Key)
 			}
 		}
-	}
-}
-
-// wantEmpty checks that the node has no records, content, snapshots or leases.
-func (e *env) wantEmpty(t *testing.T) {
-	t.Helper()
-	e.Collect(t)
-	if all := e.Records(t); len(all) > 0 {
-		t.Errorf("remaining records:\n%s", lines(all))
-	}
-	if err := e.Content.Walk(e.ctx, func(i content.Info) error {
-		t.Errorf("remaining blob: %s", i.Digest)
-		return nil
-	}); err != nil {
-		t.Fatal(err)
-	}
-	for _, name := range e.store.Configuration().Runtimes().Snapshotters() {
-		if err := e.Snapshotter(name).Walk(e.ctx, func(_ context.Context, i snapshots.Info) error {
-			t.Errorf("remaining snapshot: %s in %s", i.Name, name)
-			return nil
-		}); err != nil && !errdefs.IsNotFound(err) {
-			t.Fatal(err)
-		}
-	}
-	if all, err := e.Leases.List(e.ctx); err != nil || len(all) > 0 {
-		t.Errorf("remaining leases: %v, %v", all, err)
 	}
 }

@@ -1,13 +1,10 @@
 package store_test
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"slices"
 	"testing"
-
-	"github.com/containerd/containerd/v2/core/content"
 
 	"github.com/imagepin/imagepin/pkg/runtimeplatform"
 )
@@ -167,13 +164,4 @@ func TestInterruptedMoveOfATag(t *testing.T) {
 			})
 		}
 	}
-}
-
-type failingContent struct {
-	content.Store
-	err error
-}
-
-func (c failingContent) Update(context.Context, content.Info, ...string) (content.Info, error) {
-	return content.Info{}, c.err
 }

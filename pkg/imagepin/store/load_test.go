@@ -1,7 +1,6 @@
 package store_test
 
 import (
-	"context"
 	"errors"
 	"reflect"
 	"slices"
@@ -12,6 +11,7 @@ import (
 	"github.com/containerd/containerd/v2/core/snapshots"
 	"github.com/opencontainers/go-digest"
 
+	"github.com/imagepin/imagepin/internal/ctdtest"
 	"github.com/imagepin/imagepin/pkg/imagepin"
 )
 
@@ -130,7 +130,7 @@ func TestLoadUsesLaterOfTwoLabels(t *testing.T) {
 	}
 	wantEqual(t, "keys on the old record", e.keyLabels(t, old.Record), texts(imagepin.Key{Ref: old.Record, Target: native}))
 	e.remove(t, append(keysOf(entries(tag, b, native, 1)), entries(tag, a, native, 0)[0].Key)...)
-	e.wantEmpty(t)
+	e.WantEmpty(t)
 }
 
 // TestLoadRemovesKeysOfDeletedTag checks that a start removes the key of a tag that was deleted meanwhile, as Sync
@@ -243,12 +243,6 @@ func TestLoadMovesTagBehindItsKeys(t *testing.T) {
 	}
 }
 
-type brokenSnapshotter struct{ snapshots.Snapshotter }
-
-func (brokenSnapshotter) Walk(context.Context, snapshots.WalkFunc, ...string) error {
-	return errors.New("unavailable")
-}
-
 // TestLoadWithUnavailableSnapshotter checks that a failing snapshotter does not affect the images of others.
 func TestLoadWithUnavailableSnapshotter(t *testing.T) {
 	e := newEnv(t)
@@ -258,7 +252,7 @@ func TestLoadWithUnavailableSnapshotter(t *testing.T) {
 	e.restart()
 	e.store.Configuration().Snapshotter = func(name string) snapshots.Snapshotter {
 		if name == "first" {
-			return brokenSnapshotter{e.Snapshotter(name)}
+			return ctdtest.Snapshots{Snapshotter: e.Snapshotter(name), Before: ctdtest.Fail("Walk", errors.New("unavailable"))}
 		}
 		return e.Snapshotter(name)
 	}

@@ -9,19 +9,9 @@ import (
 	"time"
 
 	"github.com/containerd/containerd/v2/core/images"
+
+	"github.com/imagepin/imagepin/internal/ctdtest"
 )
-
-// blockedRecords is an image store whose List blocks until free is closed.
-type blockedRecords struct {
-	Records
-	reached, free chan struct{}
-}
-
-func (r blockedRecords) List(ctx context.Context, filters ...string) ([]images.Image, error) {
-	close(r.reached)
-	<-r.free
-	return r.Records.List(ctx, filters...)
-}
 
 // TestLockHonorsContext blocks a writer in a call of containerd. Other writers return when their context is canceled,
 // and readers do not wait.
@@ -30,14 +20,18 @@ func TestLockHonorsContext(t *testing.T) {
 	i := e.image("a")
 	e.pull(t, tag, i, native, 0, "")
 	entries := entries(tag, i, native, 1)
-	records := blockedRecords{e.store.Configuration().Records, make(chan struct{}), make(chan struct{})}
-	e.store.Configuration().Records = records
+	reached, free := make(chan struct{}), make(chan struct{})
+	e.store.Configuration().Records = ctdtest.Records{Store: ctdtest.Images{Store: e.store.Configuration().Records, Before: ctdtest.On("List", func(string) error {
+		close(reached)
+		<-free
+		return nil
+	})}}
 	loaded := make(chan error, 1)
 	go func() {
 		_, err := e.loadFor(e.ctx)
 		loaded <- err
 	}()
-	<-records.reached
+	<-reached
 	canceled, cancel := context.WithCancel(e.ctx)
 	cancel()
 	held, done := e.Lease(t)
@@ -73,7 +67,7 @@ func TestLockHonorsContext(t *testing.T) {
 	if len(e.store.ByRef(tag)) != 1 || len(e.store.Images()) != 1 {
 		t.Error("readers do not return the known entries")
 	}
-	close(records.free)
+	close(free)
 	if err := <-loaded; err != nil {
 		t.Error(err)
 	}

@@ -77,7 +77,7 @@ func TestAnySequenceKeepsTheInvariants(t *testing.T) {
 				}
 			}
 			h.clear()
-			h.wantEmpty(t)
+			h.WantEmpty(t)
 		})
 	}
 }

@@ -22,7 +22,7 @@ func TestSyncDoesNotRecreateDeletedRecords(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	e.wantEmpty(t)
+	e.WantEmpty(t)
 	if left := e.store.Images(); len(left) > 0 {
 		t.Errorf("remaining keys: %v", left)
 	}

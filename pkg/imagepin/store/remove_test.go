@@ -8,6 +8,7 @@ import (
 	"github.com/containerd/containerd/v2/core/leases"
 	"github.com/opencontainers/go-digest"
 
+	"github.com/imagepin/imagepin/internal/ctdtest"
 	"github.com/imagepin/imagepin/pkg/imagepin"
 )
 
@@ -36,7 +37,7 @@ func TestRemoveFreesOneSnapshotter(t *testing.T) {
 	}
 	e.wantSound(t)
 	e.remove(t, keysOf(entries(tag, i, nativeToo, 1))...)
-	e.wantEmpty(t)
+	e.WantEmpty(t)
 	e.remove(t, keysOf(entries(tag, i, nativeToo, 1))...) // a second removal has no effect
 }
 
@@ -83,7 +84,7 @@ func TestRemoveImageThatAnotherToolKeeps(t *testing.T) {
 					t.Fatal(err)
 				}
 			} else {
-				e.store.Configuration().Content = failingContent{e.Content, errors.New("a label is written")}
+				e.store.Configuration().Content = ctdtest.Content{Store: e.Content, Before: ctdtest.Fail("Update", errors.New("a label is written"))}
 			}
 			e.remove(t, keysOf(entries(tag, i, native, 0))...)
 			if got := e.HasBlob(t, i.amd64.Config.Digest); got != kept {

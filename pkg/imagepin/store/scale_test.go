@@ -10,7 +10,6 @@ import (
 	"testing"
 
 	"github.com/containerd/containerd/v2/core/content"
-	"github.com/containerd/containerd/v2/core/images"
 	"github.com/containerd/containerd/v2/core/snapshots"
 	"github.com/opencontainers/go-digest"
 
@@ -23,21 +22,6 @@ import (
 // stores are nil.
 type calls struct {
 	lists, contentWalks, snapshotWalks, writes, single int
-}
-
-type countedRecords struct {
-	*records
-	n *calls
-}
-
-func (r countedRecords) List(ctx context.Context, filters ...string) ([]images.Image, error) {
-	r.n.lists++
-	return r.records.List(ctx, filters...)
-}
-
-func (r countedRecords) Get(ctx context.Context, name string) (images.Image, error) {
-	r.n.single++
-	return r.records.Get(ctx, name)
 }
 
 type countedContent struct {
@@ -74,7 +58,15 @@ func (s countedSnapshots) Walk(ctx context.Context, fn snapshots.WalkFunc, filte
 func (e *env) counted(n *calls, walks *atomic.Int32, checks *sync.Map) *Store {
 	e.restart()
 	c := *e.store.Configuration()
-	c.Records = countedRecords{e.records, n}
+	c.Records = ctdtest.Records{Store: ctdtest.Images{Store: c.Records, Before: func(_ context.Context, call ctdtest.Call) error {
+		switch call.Method {
+		case "List":
+			n.lists++
+		case "Get":
+			n.single++
+		}
+		return nil
+	}}}
 	c.Content = countedContent{real: e.Content, n: n, checks: checks}
 	of := map[string]snapshots.Snapshotter{}
 	for _, name := range c.Runtimes().Snapshotters() {

@@ -15,6 +15,7 @@ import (
 	"github.com/containerd/containerd/v2/core/images"
 	"github.com/opencontainers/go-digest"
 
+	"github.com/imagepin/imagepin/internal/ctdtest"
 	"github.com/imagepin/imagepin/pkg/imagepin"
 	"github.com/imagepin/imagepin/pkg/runtimeplatform"
 )
@@ -43,7 +44,7 @@ func TestRecordsOfANativeImage(t *testing.T) {
 	}
 	e.wantSound(t)
 	e.remove(t, keysOf(es)...)
-	e.wantEmpty(t)
+	e.WantEmpty(t)
 }
 
 func TestRecordsOfAForeignImage(t *testing.T) {
@@ -71,7 +72,7 @@ func TestRecordsOfAForeignImage(t *testing.T) {
 	})
 	e.wantSound(t)
 	e.remove(t, keysOf(es)...)
-	e.wantEmpty(t)
+	e.WantEmpty(t)
 }
 
 func TestSecondSnapshotterAddsLabelsOnly(t *testing.T) {
@@ -195,7 +196,7 @@ func TestManifestsThatShareAConfiguration(t *testing.T) {
 	}
 	e.wantSound(t)
 	e.remove(t, keysOf(entries(repo+":zstd", zstd, native, 1))...)
-	e.wantEmpty(t)
+	e.WantEmpty(t)
 }
 
 func TestOneManifestInTwoRepositories(t *testing.T) {
@@ -391,7 +392,7 @@ func TestPullOfAnAdoptedImage(t *testing.T) {
 	}
 	e.wantSound(t)
 	e.remove(t, keysOf(entries(tag, i, native, 0))...)
-	e.wantEmpty(t)
+	e.WantEmpty(t)
 }
 
 func TestFind(t *testing.T) {
@@ -456,7 +457,7 @@ func TestReleaseOrphans(t *testing.T) {
 	e.pull(t, tag, i, native, 0, "")
 	e.pull(t, tag, i, nativeToo, 1, "")
 	cause := errors.New("no space")
-	e.store.Configuration().Content = failingContent{e.Content, cause}
+	e.store.Configuration().Content = ctdtest.Content{Store: e.Content, Before: ctdtest.Fail("Update", cause)}
 	if _, err := e.store.Remove(e.ctx, keysOf(entries(tag, i, native, 0))...); !errors.Is(err, cause) {
 		t.Errorf("got %v, want %v", err, cause)
 	}
@@ -485,7 +486,7 @@ func TestReleaseOrphans(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	e.store.Configuration().Content = failingContent{e.Content, cause}
+	e.store.Configuration().Content = ctdtest.Content{Store: e.Content, Before: ctdtest.Fail("Update", cause)}
 	if err := e.store.ReleaseOrphans(e.ctx, have.Unpacked()); err != nil {
 		t.Errorf("ReleaseOrphans wrote without orphans: %v", err)
 	}

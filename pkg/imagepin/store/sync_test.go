@@ -125,7 +125,7 @@ func TestSyncOfALostImage(t *testing.T) {
 				}
 			}
 			done()
-			e.wantEmpty(t)
+			e.WantEmpty(t)
 		})
 	}
 }

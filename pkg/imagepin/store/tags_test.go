@@ -9,6 +9,7 @@ import (
 
 	"github.com/containerd/containerd/v2/core/images"
 
+	"github.com/imagepin/imagepin/internal/ctdtest"
 	"github.com/imagepin/imagepin/pkg/imagepin"
 )
 
@@ -19,28 +20,24 @@ type requests struct {
 
 // countingRecords counts requests to an image store.
 type countingRecords struct {
-	Records
+	images.Store
 	requests *requests
-}
-
-func (r countingRecords) Atomically(ctx context.Context, fn func(context.Context, images.Store) error) error {
-	return r.Records.Atomically(ctx, func(ctx context.Context, _ images.Store) error { return fn(ctx, r) })
 }
 
 func (r countingRecords) Get(ctx context.Context, name string) (images.Image, error) {
 	r.requests.reads++
-	return r.Records.Get(ctx, name)
+	return r.Store.Get(ctx, name)
 }
 
 func (r countingRecords) Create(ctx context.Context, img images.Image) (images.Image, error) {
 	r.requests.writes++
-	return r.Records.Create(ctx, img)
+	return r.Store.Create(ctx, img)
 }
 
 func (r countingRecords) Update(ctx context.Context, img images.Image, fields ...string) (images.Image, error) {
 	r.requests.writes++
 	r.requests.fields += len(fields)
-	return r.Records.Update(ctx, img, fields...)
+	return r.Store.Update(ctx, img, fields...)
 }
 
 // putOneMore records one more tag of a digest with count tags and syncs the written records. It returns the requests to
@@ -51,7 +48,7 @@ func putOneMore(t *testing.T, count int) (requests, uint64) {
 	put := e.tagsOf(t, count)(count)
 	var n requests
 	s := e.store
-	s.Configuration().Records = countingRecords{s.Configuration().Records, &n}
+	s.Configuration().Records = ctdtest.Records{Store: countingRecords{s.Configuration().Records, &n}}
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
 	if change, err := s.Put(e.ctx, "", put...); err != nil || !change.Wrote {

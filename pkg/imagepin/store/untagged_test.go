@@ -59,7 +59,7 @@ func TestLateRecordOfAnImageID(t *testing.T) {
 			if err != nil || img != nil {
 				t.Errorf("Sync returns %v, %v, want nothing", img, err)
 			}
-			e.wantEmpty(t)
+			e.WantEmpty(t)
 		})
 	}
 }
@@ -194,7 +194,7 @@ func TestRemoveRecords(t *testing.T) {
 		t.Fatal(err)
 	}
 	done()
-	e.wantEmpty(t)
+	e.WantEmpty(t)
 }
 
 // TestHasKeys checks an image whose keys are ready, lost, dropped, or of another image that its record targeted before.
@@ -334,5 +334,5 @@ func TestForgottenImage(t *testing.T) {
 	if removed, err := e.store.RemoveUntagged(e.ctx, id, time.Now()); err != nil || !removed {
 		t.Errorf("after the grace period: removed %v, %v", removed, err)
 	}
-	e.wantEmpty(t)
+	e.WantEmpty(t)
 }

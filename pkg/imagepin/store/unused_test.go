@@ -108,7 +108,7 @@ func TestUnused(t *testing.T) {
 			}
 			e.wantSound(t)
 			e.remove(t, keysOf(slices.Concat(entries(tag, i, native, 0), entries(tag, i, nativeToo, 0), entries(tag, i, foreign, 0), entries(tag, i, foreignToo, 0)))...)
-			e.wantEmpty(t)
+			e.WantEmpty(t)
 		})
 	}
 }

@@ -6,7 +6,6 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/containerd/containerd/v2/core/content"
 	"github.com/containerd/containerd/v2/core/images"
 	"github.com/opencontainers/go-digest"
 	specs "github.com/opencontainers/image-spec/specs-go"
@@ -23,17 +22,6 @@ func label(ctx context.Context, t *testing.T, n *ctdtest.Node, all ...ocispec.De
 		_, err := images.SetChildrenLabels(n.Content, images.ChildrenHandler(n.Content))(ctx, desc)
 		noError(t, err)
 	}
-}
-
-// counted is a content store that counts how often it reads a record.
-type counted struct {
-	content.Store
-	n int
-}
-
-func (c *counted) Info(ctx context.Context, d digest.Digest) (content.Info, error) {
-	c.n++
-	return c.Store.Info(ctx, d)
 }
 
 // TestNeeded checks which blobs an image needs, for each way in which its record's target can reference its manifest. It
@@ -114,9 +102,13 @@ func TestNeeded(t *testing.T) {
 			}
 		})
 	}
-	store := &counted{Store: n.Content}
+	reads := 0
+	store := ctdtest.Content{Store: n.Content, Before: ctdtest.On("Info", func(string) error {
+		reads++
+		return nil
+	})}
 	_, _, err := ordinary.Needed(blobs.LookIn(ctx, store))
-	if err != nil || store.n != 1 {
-		t.Errorf("an image with one index: read %d records, %v, want 1", store.n, err)
+	if err != nil || reads != 1 {
+		t.Errorf("an image with one index: read %d records, %v, want 1", reads, err)
 	}
 }

@@ -1,7 +1,6 @@
 package blobs_test
 
 import (
-	"context"
 	"errors"
 	"io"
 	"io/fs"
@@ -12,22 +11,10 @@ import (
 
 	"github.com/containerd/containerd/v2/core/content"
 	"github.com/opencontainers/go-digest"
-	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/imagepin/imagepin/internal/ctdtest"
 	"github.com/imagepin/imagepin/pkg/imagepin/internal/blobs"
 )
-
-// opened is a content store that counts how often it opens a file.
-type opened struct {
-	content.Store
-	n int
-}
-
-func (o *opened) ReaderAt(ctx context.Context, d ocispec.Descriptor) (content.ReaderAt, error) {
-	o.n++
-	return o.Store.ReaderAt(ctx, d)
-}
 
 // TestWithLocalFiles checks that files are checked directly, and opened through the store only if they are not in the
 // expected state.
@@ -44,9 +31,12 @@ func TestWithLocalFiles(t *testing.T) {
 		}
 	}
 	check := func(dir string, d digest.Digest, size int64) (opens int, _ error) {
-		under := &opened{Store: n.Content}
+		under := ctdtest.Content{Store: n.Content, Before: ctdtest.On("ReaderAt", func(string) error {
+			opens++
+			return nil
+		})}
 		err := blobs.Check(ctx, blobs.WithLocalFiles(func() string { return dir }, under), d, size)
-		return under.n, err
+		return opens, err
 	}
 	if opens, err := check(n.ContentDir(), whole.Digest, whole.Size); err != nil || opens > 0 {
 		t.Errorf("intact: %v, opened %d times, want 0", err, opens)

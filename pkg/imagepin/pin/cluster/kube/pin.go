@@ -9,6 +9,7 @@ import (
 	"github.com/opencontainers/go-digest"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/imagepin/imagepin/api/v1alpha1"
 	"github.com/imagepin/imagepin/pkg/imagepin"
@@ -20,6 +21,9 @@ type Pin struct {
 	// By is the node and the pod that created it. It is nil if a person did.
 	By        *v1alpha1.Claimer
 	CreatedAt time.Time
+	// UID changes if the ImagePin is deleted and created again.
+	UID  types.UID
+	Name string
 }
 
 var imagePins = resource{path: "/apis/" + v1alpha1.GroupVersion.String(), name: v1alpha1.Resource, kind: "ImagePin"}
@@ -177,7 +181,7 @@ func check(object *v1alpha1.ImagePin, owner Owner, image string) (*Pin, error) {
 	spec := object.Spec
 	d, err := digest.Parse(spec.Digest)
 	if spec.Image == image && spec.Owner.Same(owner.Owner) && err == nil {
-		return &Pin{Digest: d, By: spec.By, CreatedAt: object.CreationTimestamp.Time}, nil
+		return &Pin{Digest: d, By: spec.By, CreatedAt: object.CreationTimestamp.Time, UID: object.UID, Name: object.Name}, nil
 	}
 	name := imagePins.describe(objectKey{object.Namespace, object.Name})
 	e := &imagepin.Error{

@@ -63,7 +63,7 @@ func TestFind(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := &Pin{Digest: digestB, By: object.Spec.By, CreatedAt: time.Unix(1700000000, 0)}
+	want := &Pin{Digest: digestB, By: object.Spec.By, CreatedAt: time.Unix(1700000000, 0), UID: "pin-1", Name: object.Name}
 	pin.CreatedAt = pin.CreatedAt.Local()
 	if !reflect.DeepEqual(pin, want) {
 		t.Errorf("got %+v, want %+v", pin, want)
@@ -89,9 +89,8 @@ func TestClaim(t *testing.T) {
 		t.Fatalf("got %+v, %v and %v, want a created pin", pin, created, err)
 	}
 	by := &v1alpha1.Claimer{Node: nodeName, Pod: webPod.Name, PodUID: webPod.UID}
-	name := v1alpha1.Name(webOwner().Owner, tag)
-	object, found := a.pins[pinsPath+"/"+name]
-	if pin.Digest != digestA || !reflect.DeepEqual(pin.By, by) || !found {
+	object := a.pins[pinsPath+"/"+pin.Name]
+	if pin.Digest != digestA || !reflect.DeepEqual(pin.By, by) || pin.UID != object.UID || pin.Name != v1alpha1.Name(webOwner().Owner, tag) {
 		t.Errorf("got %+v", pin)
 	}
 	spec := v1alpha1.ImagePinSpec{Image: tag, Digest: digestA, Owner: webOwner().Owner, By: by}
@@ -108,7 +107,7 @@ func TestClaim(t *testing.T) {
 		t.Errorf("got %+v, %v and %v, want the pin of the first", pin, created, err)
 	}
 	requests := a.got()
-	if got := methods(requests); !reflect.DeepEqual(got, []string{"POST imagepins", "GET " + name}) || requests[1].query != "" {
+	if got := methods(requests); !reflect.DeepEqual(got, []string{"POST imagepins", "GET " + pin.Name}) || requests[1].query != "" {
 		t.Errorf("got requests %v, want a claim and a read of etcd", requests)
 	}
 }
