@@ -4,6 +4,9 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"strings"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
 const (
@@ -23,4 +26,39 @@ func Name(owner Owner, image string) string {
 		name = strings.TrimRight(name[:maxOwnerName], "-.")
 	}
 	return name + "." + hex.EncodeToString(sum[:])[:hashDigits]
+}
+
+// revisionLabel is the label of a pod with its revision, if its controller has more than one at a time
+// (ControllerRevisionHashLabelKey in k8s.io/api/apps/v1).
+const revisionLabel = "controller-revision-hash"
+
+// OwnerOf returns the revision of the workload that controls a pod. It reports false for a pod without a controller and
+// for a pod that a Node controls (a static pod): these have no ImagePins.
+func OwnerOf(pod metav1.Object) (Owner, bool) {
+	c := metav1.GetControllerOfNoCopy(pod)
+	if c == nil || schema.FromAPIVersionAndKind(c.APIVersion, c.Kind).GroupKind() == (schema.GroupKind{Kind: "Node"}) {
+		return Owner{}, false
+	}
+	owner := Owner{APIVersion: c.APIVersion, Kind: c.Kind, Name: c.Name, UID: c.UID}
+	if !owner.HasOneRevision() {
+		owner.Revision = pod.GetLabels()[revisionLabel]
+	}
+	return owner, true
+}
+
+// HasOneRevision reports whether the pods of an object of the owner's kind all have one revision, also if a user gives
+// them the label of revisions.
+func (o Owner) HasOneRevision() bool {
+	kind := schema.FromAPIVersionAndKind(o.APIVersion, o.Kind).GroupKind()
+	return kind == schema.GroupKind{Group: "apps", Kind: "ReplicaSet"} || kind == schema.GroupKind{Group: "batch", Kind: "Job"}
+}
+
+// ControllerRevisionName returns the name of the ControllerRevision of an owner with a revision. A StatefulSet labels its
+// pods with the name (newRevision in pkg/controller/statefulset), a DaemonSet with the end of the name after its own
+// (snapshot in pkg/controller/daemon). Other kinds do one or the other.
+func ControllerRevisionName(owner Owner) string {
+	if strings.HasPrefix(owner.Revision, owner.Name+"-") {
+		return owner.Revision
+	}
+	return owner.Name + "-" + owner.Revision
 }

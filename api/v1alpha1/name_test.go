@@ -39,3 +39,22 @@ func TestName(t *testing.T) {
 		}
 	}
 }
+
+func TestControllerRevisionName(t *testing.T) {
+	long := strings.Repeat("a", 240)
+	for _, tc := range []struct {
+		owner Owner
+		want  string
+	}{
+		{Owner{Name: "db", Revision: "db-7d4b9c"}, "db-7d4b9c"},
+		{Owner{Name: "agent", Revision: "7d4b9c"}, "agent-7d4b9c"},
+		{Owner{Name: "agent", Revision: "db-7d4b9c"}, "agent-db-7d4b9c"},
+		// The name of the owner is not cut.
+		{Owner{Name: long, Revision: "7d4b9c"}, long + "-7d4b9c"},
+		{Owner{Name: long, Revision: long[:223] + "-7d4b9c"}, long + "-" + long[:223] + "-7d4b9c"},
+	} {
+		if got := ControllerRevisionName(tc.owner); got != tc.want {
+			t.Errorf("%+v: got %s, want %s", tc.owner, got, tc.want)
+		}
+	}
+}

@@ -62,13 +62,13 @@ func limitRateFlag() cli.Flag {
 	return &cli.StringFlag{Name: "limit-rate", Value: "0", Usage: "receive at most `SIZE` per second from registries, for example 10MiB; 0 means no limit"}
 }
 
-// limitRate returns the value of --limit-rate in bytes per second.
-func limitRate(cmd *cli.Command) (int64, error) {
-	rate, err := units.RAMInBytes(cmd.String("limit-rate"))
-	if err != nil || rate < 0 {
-		return 0, fmt.Errorf("--limit-rate %q must be a size such as 10MiB", cmd.String("limit-rate"))
+// sizeOf returns the value of a flag that is a size, in bytes. example is one for the error.
+func sizeOf(cmd *cli.Command, flag, example string) (int64, error) {
+	n, err := units.RAMInBytes(cmd.String(flag))
+	if err != nil || n < 0 {
+		return 0, fmt.Errorf("--%s %q must be a size such as %s", flag, cmd.String(flag), example)
 	}
-	return rate, nil
+	return n, nil
 }
 
 func (a *app) apply(ctx context.Context, cmd *cli.Command) error {
@@ -86,7 +86,7 @@ func (a *app) apply(ctx context.Context, cmd *cli.Command) error {
 	if r.DryRun && r.Detach {
 		return errors.New("--dry-run and --detach exclude each other")
 	}
-	if r.BytesPerSecond, err = limitRate(cmd); err != nil {
+	if r.BytesPerSecond, err = sizeOf(cmd, "limit-rate", "10MiB"); err != nil {
 		return err
 	}
 	if len(args) > 0 {
@@ -104,22 +104,15 @@ func (a *app) apply(ctx context.Context, cmd *cli.Command) error {
 }
 
 func (a *app) cancelApply(ctx context.Context, cmd *cli.Command) error {
-	var response *api.CancelApplyResponse
-	err := a.call(ctx, cmd, func(ctx context.Context, c api.ControlClient) (err error) {
-		response, err = c.CancelApply(ctx, &api.CancelApplyRequest{})
-		return err
-	})
-	if err != nil {
-		return err
-	}
-	return a.print(cmd, response, func() error {
+	_, err := show(ctx, a, cmd, api.ControlClient.CancelApply, &api.CancelApplyRequest{}, func(_ style, r *api.CancelApplyResponse) error {
 		text := "No lock is being applied."
-		if response.GetCanceled() {
+		if r.GetCanceled() {
 			text = "Canceled the apply. To see the lock of the node, run: imagepin lock status"
 		}
 		_, err := fmt.Fprintln(a.Out, text)
 		return err
 	})
+	return err
 }
 
 // readApplied sets the lock or the path of a request. A bundle is read by the node, a lock here.
@@ -240,11 +233,9 @@ func (a *app) printApplied(s style, r *api.ApplyResult, dry bool) error {
 		_, err := fmt.Fprintln(a.Out, "No reference has another digest than before.")
 		return err
 	}
-	rows := make([][]string, len(r.GetChanges()))
-	for i, c := range r.GetChanges() {
-		rows[i] = []string{s.ref(c.GetRef()), s.digest(c.GetBefore()), s.digest(c.GetAfter())}
-	}
-	return table(a.Out, []string{"REFERENCE", "BEFORE", "AFTER"}, rows)
+	return table(a.Out, []string{"REFERENCE", "BEFORE", "AFTER"}, mapped(r.GetChanges(), func(c *api.LockChange) []string {
+		return []string{s.ref(c.GetRef()), s.digest(c.GetBefore()), s.digest(c.GetAfter())}
+	}))
 }
 
 const rollbackDescription = `Applies the lock that the node had before the current one. Its images are
@@ -261,17 +252,14 @@ func (a *app) rollbackCommand() *cli.Command {
 		Usage:       "Apply the lock before the current one",
 		Description: rollbackDescription,
 		Flags:       append([]cli.Flag{limitRateFlag(), noTruncFlag()}, credentialFlags()...),
-		Action:      a.rollback,
+		Action:      noArguments(a.rollback),
 	}
 }
 
 func (a *app) rollback(ctx context.Context, cmd *cli.Command) error {
-	if _, err := arguments(cmd); err != nil {
-		return err
-	}
 	r := &api.RollbackRequest{}
 	var err error
-	if r.BytesPerSecond, err = limitRate(cmd); err != nil {
+	if r.BytesPerSecond, err = sizeOf(cmd, "limit-rate", "10MiB"); err != nil {
 		return err
 	}
 	if r.Credential, err = a.credential(ctx, cmd); err != nil {

@@ -5,6 +5,7 @@ import (
 	"fmt"
 
 	"github.com/urfave/cli/v3"
+	"google.golang.org/grpc"
 
 	api "github.com/imagepin/imagepin/api/imagepin/v1"
 )
@@ -48,14 +49,11 @@ func (a *app) checkCommand() *cli.Command {
 			&cli.BoolFlag{Name: "deep", Usage: "read all content and all files of snapshots"},
 			&cli.StringFlag{Name: "rate", Value: "100MiB", Usage: "with --deep, read at most `SIZE` per second; 0 means no limit"},
 		},
-		Action: a.check,
+		Action: noArguments(a.check),
 	}
 }
 
 func (a *app) check(ctx context.Context, cmd *cli.Command) error {
-	if _, err := arguments(cmd); err != nil {
-		return err
-	}
 	if cmd.Bool("remove-exited") && !cmd.Bool("repair") {
 		return fmt.Errorf("--remove-exited requires --repair")
 	}
@@ -63,21 +61,15 @@ func (a *app) check(ctx context.Context, cmd *cli.Command) error {
 	if err != nil {
 		return err
 	}
-	var response *api.CheckResponse
-	err = a.call(ctx, cmd, func(ctx context.Context, c api.ControlClient) (err error) {
-		if cmd.Bool("deep") {
-			response, err = a.deepCheck(ctx, c, &api.DeepCheckRequest{
-				Repair: cmd.Bool("repair"), BytesPerSecond: rate, RemoveExited: cmd.Bool("remove-exited"),
-			})
-			return err
+	check := func(c api.ControlClient, ctx context.Context, request *api.CheckRequest, opts ...grpc.CallOption) (*api.CheckResponse, error) {
+		if !cmd.Bool("deep") {
+			return c.Check(ctx, request, opts...)
 		}
-		response, err = c.Check(ctx, &api.CheckRequest{Repair: cmd.Bool("repair"), RemoveExited: cmd.Bool("remove-exited")})
-		return err
-	})
-	if err != nil {
-		return err
+		return a.deepCheck(ctx, c, &api.DeepCheckRequest{Repair: request.GetRepair(), BytesPerSecond: rate, RemoveExited: request.GetRemoveExited()})
 	}
-	if err := a.print(cmd, response, func() error { return a.printCheck(response, cmd.Bool("repair")) }); err != nil {
+	request := &api.CheckRequest{Repair: cmd.Bool("repair"), RemoveExited: cmd.Bool("remove-exited")}
+	response, err := show(ctx, a, cmd, check, request, func(_ style, r *api.CheckResponse) error { return a.printCheck(r, request.GetRepair()) })
+	if err != nil {
 		return err
 	}
 	if n := countFindings(response); n.repaired < n.differ {

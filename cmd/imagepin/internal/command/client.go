@@ -70,19 +70,50 @@ func connect(address string) (*grpc.ClientConn, error) {
 	)
 }
 
-// receiveAll merges the messages of a stream into all.
-func receiveAll[M any, P interface {
+// method is a method of the control service, for example api.ControlClient.Resolve.
+type method[Q, R any] func(api.ControlClient, context.Context, Q, ...grpc.CallOption) (R, error)
+
+// show calls a method, and prints its response in the format that --output selects, with text for a table. Its errors do
+// not contain the password of a request.
+func show[Q, R any](ctx context.Context, a *app, cmd *cli.Command, do method[Q, R], request Q, text func(style, R) error) (R, error) {
+	var response R
+	err := a.call(ctx, cmd, func(ctx context.Context, c api.ControlClient) (err error) {
+		response, err = do(c, ctx, request)
+		return err
+	})
+	if err == nil {
+		err = a.print(cmd, response, func() error { return text(a.style(cmd), response) })
+	}
+	if q, ok := any(request).(interface{ GetCredential() *api.Credential }); ok {
+		err = redactPassword(err, q.GetCredential())
+	}
+	return response, err
+}
+
+// merged makes a method of a stream: its response is that of all messages. With an error, it is that of the messages
+// before.
+func merged[Q, M any, P interface {
 	*M
 	proto.Message
-}](stream grpc.ServerStreamingClient[M], all P) error {
-	for {
-		piece, err := stream.Recv()
+}](open method[Q, grpc.ServerStreamingClient[M]]) method[Q, P] {
+	return func(c api.ControlClient, ctx context.Context, request Q, opts ...grpc.CallOption) (P, error) {
+		all := P(new(M))
+		stream, err := open(c, ctx, request, opts...)
+		for err == nil {
+			var piece P
+			if piece, err = stream.Recv(); err == nil {
+				proto.Merge(all, piece)
+			}
+		}
 		if errors.Is(err, io.EOF) {
-			return nil
+			err = nil
 		}
-		if err != nil {
-			return err
-		}
-		proto.Merge(all, P(piece))
+		return all, err
 	}
 }
+
+// Methods that send lists in pieces.
+var (
+	listImages = merged(api.ControlClient.StreamImages)
+	listPins   = merged(api.ControlClient.StreamPins)
+)

@@ -159,6 +159,16 @@ func arguments(cmd *cli.Command, names ...string) ([]string, error) {
 	return nil, fmt.Errorf("%s takes %s, got %s, see %s --help", cmd.FullName(), takes, count(int64(cmd.NArg()), "argument"), cmd.FullName())
 }
 
+// noArguments returns the action of a command without arguments.
+func noArguments(action cli.ActionFunc) cli.ActionFunc {
+	return func(ctx context.Context, cmd *cli.Command) error {
+		if _, err := arguments(cmd); err != nil {
+			return err
+		}
+		return action(ctx, cmd)
+	}
+}
+
 // Flags of several commands.
 func handlerFlag() cli.Flag {
 	return &cli.StringFlag{Name: "handler", Usage: "runtime `HANDLER` whose platform and snapshotter to use; empty means the default handler"}

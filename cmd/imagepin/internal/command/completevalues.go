@@ -107,14 +107,14 @@ func (l *commandLine) references(ctx context.Context) []candidate {
 	found := make(map[string]bool)
 	l.query(ctx, func(ctx context.Context, conn *grpc.ClientConn) error {
 		c := api.NewControlClient(conn)
-		images, err := listImages(ctx, c, &api.ImagesRequest{})
+		images, err := listImages(c, ctx, &api.ImagesRequest{})
 		if err != nil {
 			return err
 		}
 		for _, k := range images.GetKeys() {
 			found[k.GetRef()] = true
 		}
-		pins, err := listPins(ctx, c, &api.PinsRequest{})
+		pins, err := listPins(c, ctx, &api.PinsRequest{})
 		for _, p := range pins.GetPins() {
 			found[p.GetRef()] = true
 		}
@@ -142,7 +142,7 @@ func (l *commandLine) digests(ctx context.Context) []candidate {
 	found := make(map[string]bool)
 	l.query(ctx, func(ctx context.Context, conn *grpc.ClientConn) error {
 		c := api.NewControlClient(conn)
-		images, err := listImages(ctx, c, &api.ImagesRequest{RefGlob: named.Name() + "**"})
+		images, err := listImages(c, ctx, &api.ImagesRequest{RefGlob: named.Name() + "**"})
 		if err != nil {
 			return err
 		}
@@ -151,7 +151,7 @@ func (l *commandLine) digests(ctx context.Context) []candidate {
 				found[k.GetRoot().GetDigest()] = true
 			}
 		}
-		pins, err := listPins(ctx, c, &api.PinsRequest{RefGlob: named.Name() + "**"})
+		pins, err := listPins(c, ctx, &api.PinsRequest{RefGlob: named.Name() + "**"})
 		for _, p := range pins.GetPins() {
 			if !inRepository(p.GetRef()) {
 				continue
@@ -173,7 +173,7 @@ func (l *commandLine) digests(ctx context.Context) []candidate {
 func (l *commandLine) scopes(ctx context.Context) []candidate {
 	found := map[string]bool{"node": true}
 	l.query(ctx, func(ctx context.Context, conn *grpc.ClientConn) error {
-		pins, err := listPins(ctx, api.NewControlClient(conn), &api.PinsRequest{})
+		pins, err := listPins(api.NewControlClient(conn), ctx, &api.PinsRequest{})
 		for _, p := range pins.GetPins() {
 			found[p.GetScope()] = true
 		}

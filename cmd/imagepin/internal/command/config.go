@@ -189,10 +189,8 @@ func (c *config) check() (imagepinconfig.Settings, []string, error) {
 
 // verdict describes the effect of a valid configuration on imagepin.
 func (c *config) verdict(s imagepinconfig.Settings) string {
-	for _, uri := range c.DisabledPlugins {
-		if uri == imagepinconfig.Section {
-			return "OK for containerd, but imagepin is disabled (disabled_plugins)"
-		}
+	if slices.Contains(c.DisabledPlugins, imagepinconfig.Section) {
+		return "OK for containerd, but imagepin is disabled (disabled_plugins)"
 	}
 	if _, ok := c.Plugins[imagepinconfig.Section]; !ok {
 		return "OK for containerd, imagepin has no section and uses its defaults"
@@ -217,14 +215,11 @@ func (a *app) configDefaultCommand() *cli.Command {
 		Usage:       "Print all keys with their defaults",
 		Description: configDefaultDescription,
 		Flags:       []cli.Flag{serveFlag()},
-		Action:      a.configDefault,
+		Action:      noArguments(a.configDefault),
 	}
 }
 
 func (a *app) configDefault(_ context.Context, cmd *cli.Command) error {
-	if _, err := arguments(cmd); err != nil {
-		return err
-	}
 	var file any = struct {
 		Version int                              `toml:"version"`
 		Plugins map[string]imagepinconfig.Config `toml:"plugins"`

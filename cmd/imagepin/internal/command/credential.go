@@ -55,6 +55,16 @@ func (a *app) credential(ctx context.Context, cmd *cli.Command) (*api.Credential
 	return &api.Credential{Username: name, Password: password}, nil
 }
 
+// argumentsAndCredential returns the [arguments] and the credential of a command that sends requests to a registry.
+func (a *app) argumentsAndCredential(ctx context.Context, cmd *cli.Command, names ...string) ([]string, *api.Credential, error) {
+	args, err := arguments(cmd, names...)
+	if err != nil {
+		return nil, nil, err
+	}
+	credential, err := a.credential(ctx, cmd)
+	return args, credential, err
+}
+
 // askPassword prompts on the terminal, without echo.
 func (a *app) askPassword(ctx context.Context) (string, error) {
 	in, ok := terminal(a.In)

@@ -23,14 +23,11 @@ func rateOf(cmd *cli.Command) (int64, error) {
 	if cmd.IsSet("rate") && !cmd.Bool("deep") {
 		return 0, fmt.Errorf("--rate requires --deep")
 	}
-	rate, err := units.RAMInBytes(cmd.String("rate"))
-	if err != nil || rate < 0 {
-		return 0, fmt.Errorf("--rate %q must be a size such as 100MiB", cmd.String("rate"))
+	rate, err := sizeOf(cmd, "rate", "100MiB")
+	if err == nil && rate == 0 {
+		rate = unlimited
 	}
-	if rate == 0 {
-		return unlimited, nil
-	}
-	return rate, nil
+	return rate, err
 }
 
 // deepCheck runs a deep check and shows its progress on standard error.

@@ -46,11 +46,7 @@ func (a *app) diffCommand() *cli.Command {
 }
 
 func (a *app) diff(ctx context.Context, cmd *cli.Command) error {
-	args, err := arguments(cmd, "REF", "[DIGEST]")
-	if err != nil {
-		return err
-	}
-	credential, err := a.credential(ctx, cmd)
+	args, credential, err := a.argumentsAndCredential(ctx, cmd, "REF", "[DIGEST]")
 	if err != nil {
 		return err
 	}
@@ -58,17 +54,11 @@ func (a *app) diff(ctx context.Context, cmd *cli.Command) error {
 	if len(args) > 1 {
 		request.Digest = args[1]
 	}
-	err = a.call(ctx, cmd, func(ctx context.Context, c api.ControlClient) error {
-		response, err := c.Diff(ctx, request)
-		if err != nil {
-			return err
-		}
-		return a.print(cmd, response, func() error {
-			_, err := diffText(a.style(cmd), response).WriteTo(a.Out)
-			return err
-		})
+	_, err = show(ctx, a, cmd, api.ControlClient.Diff, request, func(s style, r *api.DiffResponse) error {
+		_, err := diffText(s, r).WriteTo(a.Out)
+		return err
 	})
-	return redactPassword(err, credential)
+	return err
 }
 
 func diffText(s style, r *api.DiffResponse) *bytes.Buffer {

@@ -55,26 +55,13 @@ func (a *app) duCommand() *cli.Command {
 			&cli.StringFlag{Name: "ref", Usage: "list only images with a reference that matches `GLOB` as a whole: * matches any text without a slash, ** any text"},
 			noTruncFlag(),
 		},
-		Action: a.du,
+		Action: noArguments(a.du),
 	}
 }
 
 func (a *app) du(ctx context.Context, cmd *cli.Command) error {
-	if _, err := arguments(cmd); err != nil {
-		return err
-	}
-	usage := &api.DiskUsageResponse{}
-	err := a.call(ctx, cmd, func(ctx context.Context, c api.ControlClient) error {
-		stream, err := c.DiskUsage(ctx, &api.DiskUsageRequest{RefGlob: cmd.String("ref")})
-		if err != nil {
-			return err
-		}
-		return receiveAll(stream, usage)
-	})
+	usage, err := show(ctx, a, cmd, merged(api.ControlClient.DiskUsage), &api.DiskUsageRequest{RefGlob: cmd.String("ref")}, func(_ style, r *api.DiskUsageResponse) error { return a.printUsage(cmd, r) })
 	if err != nil {
-		return err
-	}
-	if err := a.print(cmd, usage, func() error { return a.printUsage(cmd, usage) }); err != nil {
 		return err
 	}
 	for _, sn := range usage.GetSnapshotters() {

@@ -36,14 +36,11 @@ func (a *app) eventsCommand() *cli.Command {
 			&cli.StringFlag{Name: "ref", Usage: "only events of references that match `GLOB` as a whole: * matches any text without a slash, ** any text"},
 			noTruncFlag(),
 		},
-		Action: a.events,
+		Action: noArguments(a.events),
 	}
 }
 
 func (a *app) events(ctx context.Context, cmd *cli.Command) error {
-	if _, err := arguments(cmd); err != nil {
-		return err
-	}
 	return endOfWatch(a.call(ctx, cmd, func(ctx context.Context, c api.ControlClient) error {
 		ctx, cancel := context.WithCancel(ctx)
 		defer cancel() // ends the stream if printing failed

@@ -48,40 +48,23 @@ func (a *app) imagesCommand() *cli.Command {
 			&cli.BoolFlag{Name: "watch", Aliases: []string{"w"}, Usage: "print changes until interrupted"},
 			noTruncFlag(),
 		},
-		Action: a.images,
+		Action: noArguments(a.images),
 	}
 }
 
 func (a *app) images(ctx context.Context, cmd *cli.Command) error {
-	if _, err := arguments(cmd); err != nil {
-		return err
-	}
 	if cmd.Bool("quiet") && (cmd.Bool("watch") || !printsText(cmd)) {
 		return errors.New("--quiet excludes --watch, and --output other than table")
 	}
 	if cmd.Bool("watch") {
 		return a.watchImages(ctx, cmd)
 	}
-	return a.call(ctx, cmd, func(ctx context.Context, c api.ControlClient) error {
-		response, err := listImages(ctx, c, imagesRequest(cmd))
-		if err != nil {
-			return err
-		}
-		return a.print(cmd, response, func() error { return a.printImages(cmd, response.GetKeys()) })
-	})
+	_, err := show(ctx, a, cmd, listImages, imagesRequest(cmd), func(_ style, r *api.ImagesResponse) error { return a.printImages(cmd, r.GetKeys()) })
+	return err
 }
 
 func imagesRequest(cmd *cli.Command) *api.ImagesRequest {
 	return &api.ImagesRequest{RefGlob: cmd.String("ref"), Handler: cmd.String("handler")}
-}
-
-func listImages(ctx context.Context, c api.ControlClient, r *api.ImagesRequest) (*api.ImagesResponse, error) {
-	stream, err := c.StreamImages(ctx, r)
-	if err != nil {
-		return nil, err
-	}
-	response := &api.ImagesResponse{}
-	return response, receiveAll(stream, response)
 }
 
 func (a *app) printImages(cmd *cli.Command, keys []*api.Key) error {
@@ -89,10 +72,7 @@ func (a *app) printImages(cmd *cli.Command, keys []*api.Key) error {
 		return a.printImageIDs(keys)
 	}
 	columns := imageColumns(cmd, a.style(cmd))
-	rows := make([][]string, 0, len(keys))
-	for _, k := range listedKeys(cmd, keys) {
-		rows = append(rows, cells(columns, k))
-	}
+	rows := mapped(listedKeys(cmd, keys), func(k *api.Key) []string { return cells(columns, k) })
 	return (&imageTable{w: a.Out, header: titles(columns)}).print(rows)
 }
 
@@ -175,17 +155,9 @@ func handlersText(k *api.Key) string {
 }
 
 func titles(columns []column) []string {
-	all := make([]string, len(columns))
-	for i, c := range columns {
-		all[i] = c.title
-	}
-	return all
+	return mapped(columns, func(c column) string { return c.title })
 }
 
 func cells(columns []column, k *api.Key) []string {
-	all := make([]string, len(columns))
-	for i, c := range columns {
-		all[i] = c.cell(k)
-	}
-	return all
+	return mapped(columns, func(c column) string { return c.cell(k) })
 }

@@ -45,7 +45,7 @@ func (a *app) followImages(ctx context.Context, cmd *cli.Command, c api.ControlC
 	defer tick.Stop()
 	var keys []*api.Key
 	for {
-		response, err := listImages(ctx, c, imagesRequest(cmd))
+		response, err := listImages(c, ctx, imagesRequest(cmd))
 		if err != nil {
 			return err
 		}

@@ -32,13 +32,8 @@ func (a *app) inspect(ctx context.Context, cmd *cli.Command) error {
 	if err != nil {
 		return err
 	}
-	return a.call(ctx, cmd, func(ctx context.Context, c api.ControlClient) error {
-		response, err := c.Inspect(ctx, &api.InspectRequest{Ref: args[0]})
-		if err != nil {
-			return err
-		}
-		return a.print(cmd, response, func() error { return a.printInspect(a.style(cmd), response) })
-	})
+	_, err = show(ctx, a, cmd, api.ControlClient.Inspect, &api.InspectRequest{Ref: args[0]}, a.printInspect)
+	return err
 }
 
 func (a *app) printInspect(s style, r *api.InspectResponse) error {

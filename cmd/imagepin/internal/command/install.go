@@ -42,7 +42,7 @@ func (a *app) installCommands() []*cli.Command {
 				&cli.StringFlag{Name: "config", Usage: "configuration `FILE` of imagepin serve, for /etc/imagepin/config.toml; empty keeps that"},
 				&cli.BoolFlag{Name: "no-kubelet", Usage: "do not change or check kubelet"},
 			),
-			Action: a.install,
+			Action: noArguments(a.install),
 		},
 		{
 			Name: install.ApplyCommand, Usage: "Make a change of install or uninstall on this node", Hidden: true,
@@ -70,9 +70,6 @@ func changeFlags() []cli.Flag {
 func uninstallFlags() []cli.Flag { return changeFlags() }
 
 func (a *app) install(ctx context.Context, cmd *cli.Command) error {
-	if _, err := arguments(cmd); err != nil {
-		return err
-	}
 	if cmd.String("root") == "" {
 		return errors.New("--root is required: / for this node")
 	}

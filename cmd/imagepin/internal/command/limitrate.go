@@ -48,16 +48,11 @@ func (a *app) limitRate(ctx context.Context, cmd *cli.Command) error {
 		}
 		q.BytesPerSecond = &n
 	}
-	return a.call(ctx, cmd, func(ctx context.Context, c api.ControlClient) error {
-		r, err := c.LimitRate(ctx, q)
-		if err != nil {
-			return err
-		}
-		return a.print(cmd, r, func() error {
-			_, err := fmt.Fprintln(a.Out, rateText(r))
-			return err
-		})
+	_, err = show(ctx, a, cmd, api.ControlClient.LimitRate, q, func(_ style, r *api.DownloadRate) error {
+		_, err := fmt.Fprintln(a.Out, rateText(r))
+		return err
 	})
+	return err
 }
 
 // rateText returns the limit of what the node receives.

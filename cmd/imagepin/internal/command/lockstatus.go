@@ -9,6 +9,7 @@ import (
 
 	"github.com/opencontainers/go-digest"
 	"github.com/urfave/cli/v3"
+	"google.golang.org/grpc"
 
 	api "github.com/imagepin/imagepin/api/imagepin/v1"
 	"github.com/imagepin/imagepin/pkg/imagepin/lock"
@@ -40,27 +41,17 @@ func (a *app) lockStatusCommand() *cli.Command {
 			&cli.StringFlag{Name: "expect", Usage: "`LOCK` that the node must have: a file, or the digest of a lock"},
 			noTruncFlag(),
 		},
-		Action: a.lockStatus,
+		Action: noArguments(a.lockStatus),
 	}
 }
 
 func (a *app) lockStatus(ctx context.Context, cmd *cli.Command) error {
-	if _, err := arguments(cmd); err != nil {
-		return err
-	}
 	expected, err := expectedLock(cmd.String("expect"))
 	if err != nil {
 		return err
 	}
-	var st *api.LockStatusResponse
-	err = a.call(ctx, cmd, func(ctx context.Context, c api.ControlClient) (err error) {
-		st, err = c.LockStatus(ctx, &api.LockStatusRequest{})
-		return err
-	})
+	st, err := show(ctx, a, cmd, api.ControlClient.LockStatus, &api.LockStatusRequest{}, a.printLockStatus)
 	if err != nil {
-		return err
-	}
-	if err := a.print(cmd, st, func() error { return a.printLockStatus(a.style(cmd), st) }); err != nil {
 		return err
 	}
 	if has := st.GetLock().GetDigest(); expected != "" && has != expected.String() {
@@ -135,12 +126,10 @@ func (s style) lock(l *api.Lock) string {
 }
 
 func (a *app) printLocked(s style, images []*api.LockedImage) error {
-	rows := make([][]string, len(images))
-	for i, image := range images {
-		rows[i] = []string{s.ref(image.GetRef()), s.digest(image.GetDigest()), image.GetState(), fmt.Sprint(image.GetContainers()), targetNames(image.GetMissing())}
-	}
 	fmt.Fprintln(a.Out)
-	return table(a.Out, []string{"REFERENCE", "DIGEST", "STATE", "CONTAINERS", "MISSING FOR"}, rows)
+	return table(a.Out, []string{"REFERENCE", "DIGEST", "STATE", "CONTAINERS", "MISSING FOR"}, mapped(images, func(image *api.LockedImage) []string {
+		return []string{s.ref(image.GetRef()), s.digest(image.GetDigest()), image.GetState(), fmt.Sprint(image.GetContainers()), targetNames(image.GetMissing())}
+	}))
 }
 
 func targetNames(targets []*api.Target) string {
@@ -155,24 +144,20 @@ func (a *app) printExtra(s style, images []*api.ExtraImage) error {
 	if len(images) == 0 {
 		return nil
 	}
-	rows := make([][]string, len(images))
-	for i, image := range images {
-		rows[i] = []string{s.digest(image.GetImageId()), fmt.Sprint(image.GetContainers()), orNone(s.ref(strings.Join(image.GetRefs()[:min(1, len(image.GetRefs()))], "")))}
-	}
 	fmt.Fprintln(a.Out)
-	return table(a.Out, []string{"NOT IN THE LOCK", "CONTAINERS", "REFERENCE"}, rows)
+	return table(a.Out, []string{"NOT IN THE LOCK", "CONTAINERS", "REFERENCE"}, mapped(images, func(image *api.ExtraImage) []string {
+		return []string{s.digest(image.GetImageId()), fmt.Sprint(image.GetContainers()), orNone(s.ref(strings.Join(image.GetRefs()[:min(1, len(image.GetRefs()))], "")))}
+	}))
 }
 
 func (a *app) printDriftedContainers(s style, containers []*api.DriftedContainer) error {
 	if len(containers) == 0 {
 		return nil
 	}
-	rows := make([][]string, len(containers))
-	for i, c := range containers {
-		rows[i] = []string{c.GetNamespace() + "/" + c.GetPod(), c.GetContainer(), s.ref(c.GetRef()), s.digest(c.GetLocked()), s.digest(c.GetImageId())}
-	}
 	fmt.Fprintln(a.Out)
-	return table(a.Out, []string{"POD", "CONTAINER", "REFERENCE", "LOCKED", "RUNS IMAGE"}, rows)
+	return table(a.Out, []string{"POD", "CONTAINER", "REFERENCE", "LOCKED", "RUNS IMAGE"}, mapped(containers, func(c *api.DriftedContainer) []string {
+		return []string{c.GetNamespace() + "/" + c.GetPod(), c.GetContainer(), s.ref(c.GetRef()), s.digest(c.GetLocked()), s.digest(c.GetImageId())}
+	}))
 }
 
 const lockRemoveDescription = `Removes the lock of the node, and the lock before it. Tags then follow their
@@ -197,27 +182,21 @@ func (a *app) lockRemoveCommand() *cli.Command {
 			&cli.BoolFlag{Name: "previous", Usage: "remove only the lock before the current one"},
 			noTruncFlag(),
 		},
-		Action: a.lockRemove,
+		Action: noArguments(a.lockRemove),
 	}
 }
 
 func (a *app) lockRemove(ctx context.Context, cmd *cli.Command) error {
-	if _, err := arguments(cmd); err != nil {
-		return err
+	remove := func(c api.ControlClient, ctx context.Context, request *api.RemoveLockRequest, opts ...grpc.CallOption) (*api.ApplyResult, error) {
+		response, err := c.RemoveLock(ctx, request, opts...)
+		return response.GetResult(), err
 	}
-	var response *api.RemoveLockResponse
-	err := a.call(ctx, cmd, func(ctx context.Context, c api.ControlClient) (err error) {
-		response, err = c.RemoveLock(ctx, &api.RemoveLockRequest{Previous: cmd.Bool("previous")})
-		return err
-	})
-	if err != nil {
-		return err
-	}
-	return a.print(cmd, response.GetResult(), func() error {
+	_, err := show(ctx, a, cmd, remove, &api.RemoveLockRequest{Previous: cmd.Bool("previous")}, func(s style, r *api.ApplyResult) error {
 		if cmd.Bool("previous") {
 			_, err := fmt.Fprintln(a.Out, "Removed the lock before the current one. To remove images that only it had, run: imagepin prune")
 			return err
 		}
-		return a.printApplied(a.style(cmd), response.GetResult(), false)
+		return a.printApplied(s, r, false)
 	})
+	return err
 }

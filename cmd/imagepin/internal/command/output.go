@@ -1,6 +1,7 @@
 package command
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"strings"
@@ -30,6 +31,15 @@ func table(w io.Writer, header []string, rows [][]string) error {
 		fmt.Fprintln(tw, strings.Join(row, "\t"))
 	}
 	return tw.Flush()
+}
+
+// mapped returns a value for each item, for example the cells of its row.
+func mapped[T, R any](items []T, value func(T) R) []R {
+	all := make([]R, len(items))
+	for i, item := range items {
+		all[i] = value(item)
+	}
+	return all
 }
 
 // field is one line of a block: a name and a value. A field without a value is omitted.
@@ -116,12 +126,7 @@ func short(s string) string {
 	return d.Algorithm().String() + ":" + digits
 }
 
-func orNone(s string) string {
-	if s == "" {
-		return none
-	}
-	return s
-}
+func orNone(s string) string { return cmp.Or(s, none) }
 
 func yesNo(b bool) string {
 	if b {

@@ -50,41 +50,22 @@ func (a *app) pinListCommand() *cli.Command {
 			scopeFlag("all"),
 			noTruncFlag(),
 		},
-		Action: a.pinList,
+		Action: noArguments(a.pinList),
 	}
 }
 
 func (a *app) pinList(ctx context.Context, cmd *cli.Command) error {
-	if _, err := arguments(cmd); err != nil {
-		return err
-	}
-	return a.call(ctx, cmd, func(ctx context.Context, c api.ControlClient) error {
-		response, err := listPins(ctx, c, &api.PinsRequest{RefGlob: cmd.String("ref"), Scope: cmd.String("scope")})
-		if err != nil {
-			return err
-		}
-		return a.print(cmd, response, func() error { return a.printPins(a.style(cmd), response.GetPins()) })
-	})
+	_, err := show(ctx, a, cmd, listPins, &api.PinsRequest{RefGlob: cmd.String("ref"), Scope: cmd.String("scope")}, a.printPins)
+	return err
 }
 
-func listPins(ctx context.Context, c api.ControlClient, r *api.PinsRequest) (*api.PinsResponse, error) {
-	stream, err := c.StreamPins(ctx, r)
-	if err != nil {
-		return nil, err
-	}
-	response := &api.PinsResponse{}
-	return response, receiveAll(stream, response)
-}
-
-func (a *app) printPins(s style, pins []*api.Pin) error {
-	rows := make([][]string, len(pins))
-	for i, p := range pins {
-		rows[i] = []string{
+func (a *app) printPins(s style, r *api.PinsResponse) error {
+	return table(a.Out, []string{"SCOPE", "REFERENCE", "DIGEST", "MADE BY", "MADE", "USED", "RETAIN", "DRIFT"}, mapped(r.GetPins(), func(p *api.Pin) []string {
+		return []string{
 			p.GetScope(), s.ref(p.GetRef()), s.digest(p.GetRoot().GetDigest()), madeBy(p),
 			s.time(p.GetMadeAt()), s.time(p.GetUsedAt()), yesNo(p.GetRetain()), s.digest(p.GetDrift().GetDigest()),
 		}
-	}
-	return table(a.Out, []string{"SCOPE", "REFERENCE", "DIGEST", "MADE BY", "MADE", "USED", "RETAIN", "DRIFT"}, rows)
+	}))
 }
 
 // madeBy describes what made a pin.
@@ -127,31 +108,21 @@ func (a *app) pinSetCommand() *cli.Command {
 }
 
 func (a *app) pinSet(ctx context.Context, cmd *cli.Command) error {
-	args, err := arguments(cmd, "REF", "DIGEST")
+	args, credential, err := a.argumentsAndCredential(ctx, cmd, "REF", "DIGEST")
 	if err != nil {
 		return err
 	}
-	credential, err := a.credential(ctx, cmd)
-	if err != nil {
-		return err
+	request := &api.SetPinRequest{
+		Scope: cmd.String("scope"), Ref: args[0], Digest: args[1], Credential: credential, Force: cmd.Bool("force"),
 	}
-	err = a.call(ctx, cmd, func(ctx context.Context, c api.ControlClient) error {
-		request := &api.SetPinRequest{
-			Scope: cmd.String("scope"), Ref: args[0], Digest: args[1], Credential: credential, Force: cmd.Bool("force"),
-		}
-		if cmd.IsSet("retain") {
-			request.Retain = proto.Bool(cmd.Bool("retain"))
-		}
-		response, err := c.SetPin(ctx, request)
-		if err != nil {
-			return err
-		}
-		return a.print(cmd, response, func() error { return a.printPinSet(response) })
-	})
-	return redactPassword(err, credential)
+	if cmd.IsSet("retain") {
+		request.Retain = proto.Bool(cmd.Bool("retain"))
+	}
+	_, err = show(ctx, a, cmd, api.ControlClient.SetPin, request, a.printPinSet)
+	return err
 }
 
-func (a *app) printPinSet(r *api.SetPinResponse) error {
+func (a *app) printPinSet(_ style, r *api.SetPinResponse) error {
 	p := r.GetPin()
 	line := fmt.Sprintf("Pinned %s to %s (scope %s", p.GetRef(), p.GetRoot().GetDigest(), p.GetScope())
 	switch r.GetPrevious() {
@@ -165,6 +136,36 @@ func (a *app) printPinSet(r *api.SetPinResponse) error {
 		line += ", retained"
 	}
 	_, err := fmt.Fprintln(a.Out, line+")")
+	return err
+}
+
+const pinUndoDescription = `Moves a pin back to the digest that it had before its last change, as "imagepin
+pin set" does: the pin then does not expire. It keeps whether it retains its
+content. A second undo returns to the current digest, as with kubectl rollout
+undo. "imagepin inspect" shows the history of a pin. Running containers are not
+affected.
+
+Examples:
+  imagepin pin undo docker.io/library/nginx:1.29
+  imagepin pin undo shop:v7 --scope workload/shop/pod-template-hash=7d4b9c` + credentialHelp
+
+func (a *app) pinUndoCommand() *cli.Command {
+	return &cli.Command{
+		Name:        "undo",
+		Usage:       "Move a pin back to its previous digest",
+		ArgsUsage:   "REF",
+		Description: pinUndoDescription,
+		Flags:       append([]cli.Flag{scopeFlag("node")}, credentialFlags()...),
+		Action:      a.pinUndo,
+	}
+}
+
+func (a *app) pinUndo(ctx context.Context, cmd *cli.Command) error {
+	args, credential, err := a.argumentsAndCredential(ctx, cmd, "REF")
+	if err != nil {
+		return err
+	}
+	_, err = show(ctx, a, cmd, api.ControlClient.UndoPin, &api.UndoPinRequest{Scope: cmd.String("scope"), Ref: args[0], Credential: credential}, a.printPinSet)
 	return err
 }
 
@@ -192,15 +193,10 @@ func (a *app) pinRemove(ctx context.Context, cmd *cli.Command) error {
 	if err != nil {
 		return err
 	}
-	return a.call(ctx, cmd, func(ctx context.Context, c api.ControlClient) error {
-		response, err := c.RemovePin(ctx, &api.RemovePinRequest{Scope: cmd.String("scope"), Ref: args[0]})
-		if err != nil {
-			return err
-		}
-		return a.print(cmd, response, func() error {
-			p := response.GetPin()
-			_, err := fmt.Fprintf(a.Out, "Unpinned %s (scope %s, was %s)\n", p.GetRef(), p.GetScope(), p.GetRoot().GetDigest())
-			return err
-		})
+	_, err = show(ctx, a, cmd, api.ControlClient.RemovePin, &api.RemovePinRequest{Scope: cmd.String("scope"), Ref: args[0]}, func(_ style, r *api.RemovePinResponse) error {
+		p := r.GetPin()
+		_, err := fmt.Fprintf(a.Out, "Unpinned %s (scope %s, was %s)\n", p.GetRef(), p.GetScope(), p.GetRoot().GetDigest())
+		return err
 	})
+	return err
 }

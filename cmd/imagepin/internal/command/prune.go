@@ -44,7 +44,7 @@ func (a *app) pruneCommand() *cli.Command {
 			&cli.BoolFlag{Name: "pinned", Usage: "also images that a pin needs, but does not retain; the next pull fetches them again, if the registry still has them"},
 			noTruncFlag(),
 		},
-		Action: a.prune,
+		Action: noArguments(a.prune),
 	}
 }
 
@@ -56,27 +56,14 @@ func notNegative(d time.Duration) error {
 }
 
 func (a *app) prune(ctx context.Context, cmd *cli.Command) error {
-	if _, err := arguments(cmd); err != nil {
-		return err
-	}
-	var response *api.PruneResponse
 	dry := !cmd.Bool("yes")
-	err := a.call(ctx, cmd, func(ctx context.Context, c api.ControlClient) (err error) {
-		response, err = c.Prune(ctx, &api.PruneRequest{
-			DryRun: dry, Handler: cmd.String("handler"), Pinned: cmd.Bool("pinned"), MinAgeSeconds: int64(cmd.Duration("older-than").Seconds()),
-		})
-		return err
-	})
-	if err != nil {
-		return err
-	}
-	if err := a.print(cmd, response, func() error { return a.printPruned(a.style(cmd), response, dry) }); err != nil {
-		return err
-	}
-	if dry && len(response.GetRemoved()) > 0 {
+	response, err := show(ctx, a, cmd, api.ControlClient.Prune, &api.PruneRequest{
+		DryRun: dry, Handler: cmd.String("handler"), Pinned: cmd.Bool("pinned"), MinAgeSeconds: int64(cmd.Duration("older-than").Seconds()),
+	}, func(s style, r *api.PruneResponse) error { return a.printPruned(s, r, dry) })
+	if err == nil && dry && len(response.GetRemoved()) > 0 {
 		return exitError(exitFailed)
 	}
-	return nil
+	return err
 }
 
 func (a *app) printPruned(s style, r *api.PruneResponse, dry bool) error {

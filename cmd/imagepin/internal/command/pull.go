@@ -42,11 +42,7 @@ func (a *app) pullCommand() *cli.Command {
 }
 
 func (a *app) pull(ctx context.Context, cmd *cli.Command) error {
-	args, err := arguments(cmd, "REF")
-	if err != nil {
-		return err
-	}
-	credential, err := a.credential(ctx, cmd)
+	args, credential, err := a.argumentsAndCredential(ctx, cmd, "REF")
 	if err != nil {
 		return err
 	}

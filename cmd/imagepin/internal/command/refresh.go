@@ -44,23 +44,12 @@ func (a *app) refresh(ctx context.Context, cmd *cli.Command) error {
 	if cmd.Bool("drifted") {
 		return a.refreshDrifted(ctx, cmd)
 	}
-	args, err := arguments(cmd, "REF")
+	args, credential, err := a.argumentsAndCredential(ctx, cmd, "REF")
 	if err != nil {
 		return err
 	}
-	credential, err := a.credential(ctx, cmd)
+	response, err := show(ctx, a, cmd, api.ControlClient.Refresh, &api.RefreshRequest{Ref: args[0], Scope: cmd.String("scope"), Credential: credential}, a.printRefresh)
 	if err != nil {
-		return err
-	}
-	var response *api.RefreshResponse
-	err = a.call(ctx, cmd, func(ctx context.Context, c api.ControlClient) (err error) {
-		response, err = c.Refresh(ctx, &api.RefreshRequest{Ref: args[0], Scope: cmd.String("scope"), Credential: credential})
-		return err
-	})
-	if err != nil {
-		return redactPassword(err, credential)
-	}
-	if err := a.print(cmd, response, func() error { return a.printRefresh(a.style(cmd), response) }); err != nil {
 		return err
 	}
 	return redactPassword(refreshResult(response), credential)
@@ -88,17 +77,15 @@ func (a *app) printRefresh(s style, r *api.RefreshResponse) error {
 	if len(r.GetRefreshed()) == 0 {
 		return nil
 	}
-	rows := make([][]string, len(r.GetRefreshed()))
-	for i, one := range r.GetRefreshed() {
+	return table(a.Out, []string{"KIND", "SCOPE", "TARGET", "BEFORE", "AFTER", "RESULT"}, mapped(r.GetRefreshed(), func(one *api.Refreshed) []string {
 		kind := "image"
 		if one.GetScope() != "" {
 			kind = "pin"
 		}
-		rows[i] = []string{
+		return []string{
 			kind, orNone(one.GetScope()), targetName(one.GetTarget()), s.digest(one.GetBefore()), s.digest(one.GetAfter()), refreshedText(one),
 		}
-	}
-	return table(a.Out, []string{"KIND", "SCOPE", "TARGET", "BEFORE", "AFTER", "RESULT"}, rows)
+	}))
 }
 
 func refreshedText(r *api.Refreshed) string {

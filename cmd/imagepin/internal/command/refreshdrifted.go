@@ -53,12 +53,8 @@ func (a *app) refreshDrifted(ctx context.Context, cmd *cli.Command) error {
 // driftedPins returns the pins whose tag has moved and that this node may change: the copies of ImagePins follow the
 // cluster.
 func driftedPins(ctx context.Context, c api.ControlClient, scope string) ([]*api.Pin, error) {
-	stream, err := c.StreamPins(ctx, &api.PinsRequest{Scope: scope})
+	all, err := listPins(c, ctx, &api.PinsRequest{Scope: scope})
 	if err != nil {
-		return nil, err
-	}
-	all := &api.PinsResponse{}
-	if err := receiveAll(stream, all); err != nil {
 		return nil, err
 	}
 	var drifted []*api.Pin

@@ -30,27 +30,17 @@ func (a *app) resolveCommand() *cli.Command {
 }
 
 func (a *app) resolve(ctx context.Context, cmd *cli.Command) error {
-	args, err := arguments(cmd, "REF")
+	args, credential, err := a.argumentsAndCredential(ctx, cmd, "REF")
 	if err != nil {
 		return err
 	}
-	credential, err := a.credential(ctx, cmd)
-	if err != nil {
-		return err
-	}
-	err = a.call(ctx, cmd, func(ctx context.Context, c api.ControlClient) error {
-		response, err := c.Resolve(ctx, &api.ResolveRequest{
-			Ref: args[0], Handler: cmd.String("handler"), Scope: cmd.String("scope"), Credential: credential,
-		})
-		if err != nil {
-			return err
-		}
-		return a.print(cmd, response, func() error { return a.printResolve(response) })
-	})
-	return redactPassword(err, credential)
+	_, err = show(ctx, a, cmd, api.ControlClient.Resolve, &api.ResolveRequest{
+		Ref: args[0], Handler: cmd.String("handler"), Scope: cmd.String("scope"), Credential: credential,
+	}, a.printResolve)
+	return err
 }
 
-func (a *app) printResolve(r *api.ResolveResponse) error {
+func (a *app) printResolve(_ style, r *api.ResolveResponse) error {
 	if err := block(a.Out, "",
 		field{"Reference", r.GetRef()},
 		field{"Target", targetName(r.GetTarget())},
@@ -69,11 +59,9 @@ func (a *app) printResolve(r *api.ResolveResponse) error {
 		return nil
 	}
 	fmt.Fprintln(a.Out)
-	rows := make([][]string, len(r.GetMissing()))
-	for i, m := range r.GetMissing() {
-		rows[i] = []string{m.GetWhat(), m.GetName(), orNone(size(m.GetSize()))}
-	}
-	return table(a.Out, []string{"MISSING", "NAME", "SIZE"}, rows)
+	return table(a.Out, []string{"MISSING", "NAME", "SIZE"}, mapped(r.GetMissing(), func(m *api.Missing) []string {
+		return []string{m.GetWhat(), m.GetName(), orNone(size(m.GetSize()))}
+	}))
 }
 
 func pinText(p *api.Pin) string {

@@ -41,13 +41,8 @@ func (a *app) remove(ctx context.Context, cmd *cli.Command) error {
 	if err != nil {
 		return err
 	}
-	return a.call(ctx, cmd, func(ctx context.Context, c api.ControlClient) error {
-		response, err := c.RemoveImage(ctx, &api.RemoveImageRequest{Ref: args[0], Handler: cmd.String("handler")})
-		if err != nil {
-			return err
-		}
-		return a.print(cmd, response, func() error { return a.printRemoved(a.style(cmd), response) })
-	})
+	_, err = show(ctx, a, cmd, api.ControlClient.RemoveImage, &api.RemoveImageRequest{Ref: args[0], Handler: cmd.String("handler")}, a.printRemoved)
+	return err
 }
 
 func (a *app) printRemoved(s style, r *api.RemoveImageResponse) error {

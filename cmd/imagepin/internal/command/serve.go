@@ -46,14 +46,11 @@ func (a *app) serveCommands() []*cli.Command {
 		Flags: []cli.Flag{&cli.StringFlag{
 			Name: "config", Aliases: []string{"c"}, Value: defaultServeConfig, Usage: "configuration `FILE`; the default file is optional",
 		}},
-		Action: a.serve,
+		Action: noArguments(a.serve),
 	}}
 }
 
 func (a *app) serve(ctx context.Context, cmd *cli.Command) error {
-	if _, err := arguments(cmd); err != nil {
-		return err
-	}
 	reload := make(chan os.Signal, 1)
 	signal.Notify(reload, syscall.SIGHUP)
 	defer signal.Stop(reload)

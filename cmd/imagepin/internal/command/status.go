@@ -41,35 +41,22 @@ func (a *app) statusCommand() *cli.Command {
 		Flags: []cli.Flag{
 			&cli.BoolFlag{Name: "watch", Aliases: []string{"w"}, Usage: "show the state again every second, until interrupted"},
 		},
-		Action: a.status,
+		Action: noArguments(a.status),
 	}
 }
 
 func (a *app) status(ctx context.Context, cmd *cli.Command) error {
-	if _, err := arguments(cmd); err != nil {
-		return err
-	}
 	if cmd.Bool("watch") {
 		return endOfWatch(a.call(ctx, cmd, func(ctx context.Context, c api.ControlClient) error { return a.watchStatus(ctx, cmd, c) }))
 	}
-	var status *api.StatusResponse
-	err := a.call(ctx, cmd, func(ctx context.Context, c api.ControlClient) (err error) {
-		status, err = c.Status(ctx, &api.StatusRequest{})
+	status, err := show(ctx, a, cmd, api.ControlClient.Status, &api.StatusRequest{}, func(s style, r *api.StatusResponse) error {
+		_, err := statusText(r, s.now).WriteTo(a.Out)
 		return err
 	})
-	if err != nil {
-		return err
-	}
-	if err := a.print(cmd, status, func() error {
-		_, err := statusText(status, a.now()).WriteTo(a.Out)
-		return err
-	}); err != nil {
-		return err
-	}
-	if len(status.GetProblems()) > 0 {
+	if err == nil && len(status.GetProblems()) > 0 {
 		return exitError(exitFailed)
 	}
-	return nil
+	return err
 }
 
 // modes are the modes of imagepin as text.

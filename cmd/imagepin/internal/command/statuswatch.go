@@ -3,6 +3,7 @@ package command
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/urfave/cli/v3"
@@ -116,29 +117,12 @@ func statusChanges(before, after *api.StatusResponse) []string {
 			changes = append(changes, removed+s)
 		}
 	}
-	text("pull started: ", "pull ended: ", names(before.GetPulls(), pullName), names(after.GetPulls(), pullName))
-	text("problem: ", "solved: ", names(before.GetProblems(), (*api.Problem).GetMessage), names(after.GetProblems(), (*api.Problem).GetMessage))
+	text("pull started: ", "pull ended: ", mapped(before.GetPulls(), pullName), mapped(after.GetPulls(), pullName))
+	text("problem: ", "solved: ", mapped(before.GetProblems(), (*api.Problem).GetMessage), mapped(after.GetProblems(), (*api.Problem).GetMessage))
 	return changes
 }
 
-func names[T any](all []T, name func(T) string) []string {
-	out := make([]string, len(all))
-	for i, v := range all {
-		out[i] = name(v)
-	}
-	return out
-}
-
 // missingFrom returns the texts of all that have does not contain.
-func missingFrom(have, all []string) (missing []string) {
-	known := make(map[string]bool, len(have))
-	for _, s := range have {
-		known[s] = true
-	}
-	for _, s := range all {
-		if !known[s] {
-			missing = append(missing, s)
-		}
-	}
-	return missing
+func missingFrom(have, all []string) []string {
+	return slices.DeleteFunc(slices.Clone(all), func(s string) bool { return slices.Contains(have, s) })
 }

@@ -39,33 +39,20 @@ func (a *app) uninstallCommand() *cli.Command {
 		Usage:       "Remove everything that imagepin has written to containerd's metadata",
 		Description: uninstallDescription,
 		Flags:       append([]cli.Flag{&cli.BoolFlag{Name: "yes", Usage: "uninstall; without it, only print what would be removed"}}, uninstallFlags()...),
-		Action:      a.uninstall,
+		Action:      noArguments(a.uninstall),
 	}
 }
 
 func (a *app) uninstall(ctx context.Context, cmd *cli.Command) error {
-	if _, err := arguments(cmd); err != nil {
-		return err
-	}
 	if cmd.String("root") != "" {
 		return a.uninstallFrom(ctx, cmd)
 	}
-	var response *api.UninstallResponse
 	dry := !cmd.Bool("yes")
-	err := a.call(ctx, cmd, func(ctx context.Context, c api.ControlClient) (err error) {
-		response, err = c.Uninstall(ctx, &api.UninstallRequest{DryRun: dry})
-		return err
-	})
-	if err != nil {
-		return err
-	}
-	if err := a.print(cmd, response, func() error { return a.printUninstall(response, dry) }); err != nil {
-		return err
-	}
-	if dry {
+	_, err := show(ctx, a, cmd, api.ControlClient.Uninstall, &api.UninstallRequest{DryRun: dry}, func(_ style, r *api.UninstallResponse) error { return a.printUninstall(r, dry) })
+	if err == nil && dry {
 		return exitError(exitFailed)
 	}
-	return nil
+	return err
 }
 
 func (a *app) printUninstall(r *api.UninstallResponse, dry bool) error {

@@ -44,15 +44,12 @@ func (a *app) versionCommand() *cli.Command {
 		Usage:       "Show the versions of this command and of the server",
 		Description: versionDescription,
 		Flags:       []cli.Flag{&cli.BoolFlag{Name: "client", Usage: "only the version of this command"}},
-		Action:      a.version,
+		Action:      noArguments(a.version),
 	}
 }
 
 // version prints the version of the client also if the server does not answer.
 func (a *app) version(ctx context.Context, cmd *cli.Command) error {
-	if _, err := arguments(cmd); err != nil {
-		return err
-	}
 	all := versions{Client: clientVersion{version.Version, runtime.Version(), runtime.GOOS + "/" + runtime.GOARCH}}
 	var failed error
 	if !cmd.Bool("client") {

@@ -20,21 +20,40 @@ type change struct {
 	dryRun     cmdutil.DryRunStrategy
 }
 
-func (e *env) newChange(cmd *cobra.Command) *change {
+// newChange adds the flags to a command, which calls run with its arguments after it has read them.
+func (e *env) newChange(cmd *cobra.Command, run func(context.Context, []string) error) *change {
 	c := &change{env: e, printFlags: genericclioptions.NewPrintFlags("")}
 	c.printFlags.AddFlags(cmd)
 	cmdutil.AddDryRunFlag(cmd)
+	cmd.RunE = func(cmd *cobra.Command, args []string) (err error) {
+		if c.dryRun, err = cmdutil.GetDryRunStrategy(cmd); err != nil {
+			return err
+		}
+		if _, err := c.printer(""); err != nil {
+			return err
+		}
+		return run(cmd.Context(), args)
+	}
 	return c
 }
 
-// complete reads the flags.
-func (c *change) complete(cmd *cobra.Command) error {
-	var err error
-	if c.dryRun, err = cmdutil.GetDryRunStrategy(cmd); err != nil {
+// eachTarget calls do for what each argument names, as [each].
+func (c *change) eachTarget(ctx context.Context, args []string, do func(*kube.Pins, target) error) error {
+	namespace, err := c.namespace()
+	if err != nil {
 		return err
 	}
-	_, err = c.printer("")
-	return err
+	pins, err := c.pins()
+	if err != nil {
+		return err
+	}
+	return each(ctx, args, func(arg string) error {
+		t, err := c.target(ctx, pins, namespace, arg)
+		if err != nil {
+			return err
+		}
+		return do(pins, t)
+	})
 }
 
 // onServer reports whether to send requests, and whether the server only simulates them.

@@ -140,20 +140,18 @@ func (o *driftOptions) warn(report *drift.Report) {
 }
 
 func (o *driftOptions) table(owners []drift.Owner) *table {
-	t := &table{columns: []string{"Owner", "Revision", "Container", "Image", "Digest", "Pods", "Nodes"}}
+	columns := []string{"Owner", "Revision", "Container", "Image", "Digest", "Pods", "Nodes"}
 	if o.out.wide() {
-		t.columns = append(t.columns, "Pod Names")
+		columns = append(columns, "Pod Names")
 	}
-	if o.allNamespaces {
-		t.columns = slices.Insert(t.columns, 0, "Namespace")
-	}
+	t := newTable(o.allNamespaces, columns...)
 	for _, owner := range owners {
 		for _, c := range owner.Containers {
 			if !o.all && !c.Drift {
 				continue
 			}
 			for _, b := range c.Builds {
-				t.add(o.row(owner, c, b)...)
+				t.add(owner.Namespace, o.row(owner, c, b)...)
 			}
 		}
 	}
@@ -174,9 +172,6 @@ func (o *driftOptions) row(owner drift.Owner, c drift.Container, b workload.Buil
 	row := []any{ownerName(owner.Owner), owner.Revision, c.Name, c.Image, d, fmt.Sprint(len(b.Pods)), list(nodes, shown)}
 	if o.out.wide() {
 		row = append(row, list(pods, len(pods)))
-	}
-	if o.allNamespaces {
-		row = slices.Insert(row, 0, any(owner.Namespace))
 	}
 	return row
 }

@@ -172,7 +172,7 @@ func (l *lister) matcher(ctx context.Context, obj object) (func(v1alpha1.Owner) 
 			}
 		}
 	} else {
-		sets, err := kube.NewFinder(client).ReplicaSets(ctx, obj)
+		sets, err := kube.NewFinder(client).ReplicaSets(ctx, obj, metav1.ListOptions{})
 		if err != nil {
 			return nil, err
 		}
@@ -196,15 +196,13 @@ func (o *getOptions) print(pins []v1alpha1.ImagePin, namespace string, single bo
 		fmt.Fprintln(o.ErrOut, "No ImagePins found", where)
 		return nil
 	}
-	t := &table{columns: []string{"Name", "Owner", "Image", "Digest", "Node", "Age"}}
+	columns := []string{"Name", "Owner", "Image", "Digest", "Node", "Age"}
 	if o.out.wide() {
-		t.columns = append(t.columns, "Pod", "Revision")
+		columns = append(columns, "Pod", "Revision")
 	}
-	if o.allNamespaces {
-		t.columns = slices.Insert(t.columns, 0, "Namespace")
-	}
+	t := newTable(o.allNamespaces, columns...)
 	for _, pin := range pins {
-		t.add(o.row(&pin)...)
+		t.add(pin.Namespace, o.row(&pin)...)
 	}
 	return t.print(o.Out, o.out)
 }
@@ -221,9 +219,6 @@ func (o *getOptions) row(pin *v1alpha1.ImagePin) []any {
 	row := []any{pin.Name, ownerName(pin.Spec.Owner), pin.Spec.Image, d, by.Node, age(pin.CreationTimestamp)}
 	if o.out.wide() {
 		row = append(row, by.Pod, pin.Spec.Owner.Revision)
-	}
-	if o.allNamespaces {
-		row = slices.Insert(row, 0, any(pin.Namespace))
 	}
 	return row
 }

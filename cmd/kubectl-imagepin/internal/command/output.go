@@ -97,11 +97,25 @@ func (o *output) printData(w io.Writer, data any) error {
 
 // table is a table as kubectl prints it.
 type table struct {
-	columns []string
-	rows    [][]any
+	columns    []string
+	rows       [][]any
+	namespaces bool
 }
 
-func (t *table) add(cells ...any) { t.rows = append(t.rows, cells) }
+// newTable returns a table whose first column has namespaces, if it is to have them.
+func newTable(namespaces bool, columns ...string) *table {
+	if namespaces {
+		columns = slices.Insert(columns, 0, "Namespace")
+	}
+	return &table{columns: columns, namespaces: namespaces}
+}
+
+func (t *table) add(namespace string, cells ...any) {
+	if t.namespaces {
+		cells = slices.Insert(cells, 0, any(namespace))
+	}
+	t.rows = append(t.rows, cells)
+}
 
 func (t *table) print(w io.Writer, o *output) error {
 	var m metav1.Table

@@ -25,7 +25,7 @@ type refreshOptions struct {
 }
 
 func (e *env) refresh() *cobra.Command {
-	var o *refreshOptions
+	o := &refreshOptions{}
 	cmd := &cobra.Command{
 		Use:   "refresh (NAME | KIND/NAME)...",
 		Short: "Move ImagePins to the current digest of their tags",
@@ -55,14 +55,8 @@ func (e *env) refresh() *cobra.Command {
 			kubectl imagepin refresh deployment/web --dry-run=client`),
 		Args:              someArgs(1, -1, "NAME or KIND/NAME"),
 		ValidArgsFunction: e.completePins,
-		RunE: func(cmd *cobra.Command, args []string) error {
-			if err := o.complete(cmd); err != nil {
-				return err
-			}
-			return o.run(cmd.Context(), args)
-		},
 	}
-	o = &refreshOptions{change: e.newChange(cmd)}
+	o.change = e.newChange(cmd, o.run)
 	cmd.Flags().BoolVar(&o.restart, "restart", false, "Move no ImagePins; restart the rollout if a digest has changed.")
 	addInsecureRegistry(cmd, &o.resolver)
 	return cmd
@@ -74,20 +68,8 @@ func addInsecureRegistry(cmd *cobra.Command, r *registry.Resolver) {
 }
 
 func (o *refreshOptions) run(ctx context.Context, args []string) error {
-	namespace, err := o.namespace()
-	if err != nil {
-		return err
-	}
-	pins, err := o.pins()
-	if err != nil {
-		return err
-	}
 	digests := make(digests)
-	return each(ctx, args, func(arg string) error {
-		t, err := o.target(ctx, pins, namespace, arg)
-		if err != nil {
-			return err
-		}
+	return o.eachTarget(ctx, args, func(pins *kube.Pins, t target) error {
 		if o.restart {
 			if err := restartable(&t); err != nil {
 				return err

@@ -14,7 +14,7 @@ import (
 type rmOptions struct{ *change }
 
 func (e *env) rm() *cobra.Command {
-	var o *rmOptions
+	o := &rmOptions{}
 	cmd := &cobra.Command{
 		Use:   "rm (NAME | KIND/NAME)...",
 		Short: "Delete ImagePins: the next container that a node creates resolves the tag again",
@@ -33,33 +33,13 @@ func (e *env) rm() *cobra.Command {
 			kubectl imagepin rm deployment/web`),
 		Args:              someArgs(1, -1, "NAME or KIND/NAME"),
 		ValidArgsFunction: e.completePins,
-		RunE: func(cmd *cobra.Command, args []string) error {
-			if err := o.complete(cmd); err != nil {
-				return err
-			}
-			return o.run(cmd.Context(), args)
-		},
 	}
-	o = &rmOptions{e.newChange(cmd)}
+	o.change = e.newChange(cmd, o.run)
 	return cmd
 }
 
 func (o *rmOptions) run(ctx context.Context, args []string) error {
-	namespace, err := o.namespace()
-	if err != nil {
-		return err
-	}
-	pins, err := o.pins()
-	if err != nil {
-		return err
-	}
-	return each(ctx, args, func(arg string) error {
-		t, err := o.target(ctx, pins, namespace, arg)
-		if err != nil {
-			return err
-		}
-		return o.delete(ctx, pins, t)
-	})
+	return o.eachTarget(ctx, args, func(pins *kube.Pins, t target) error { return o.delete(ctx, pins, t) })
 }
 
 // delete deletes the ImagePins of a target, and prints them.

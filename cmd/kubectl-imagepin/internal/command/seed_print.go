@@ -2,7 +2,6 @@ package command
 
 import (
 	"fmt"
-	"slices"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	cmdutil "k8s.io/kubectl/pkg/cmd/util"
@@ -52,15 +51,13 @@ func (o *seedOptions) warn(report *seed.Report) {
 }
 
 func (o *seedOptions) table(items []seed.Item) *table {
-	t := &table{columns: []string{"Owner", "Image", "Digest", "Status"}}
+	columns := []string{"Owner", "Image", "Digest", "Status"}
 	if o.out.wide() {
-		t.columns = append(t.columns, "ImagePin", "Revision")
+		columns = append(columns, "ImagePin", "Revision")
 	}
-	if o.allNamespaces {
-		t.columns = slices.Insert(t.columns, 0, "Namespace")
-	}
+	t := newTable(o.allNamespaces, columns...)
 	for _, i := range items {
-		t.add(o.row(i)...)
+		t.add(i.Namespace, o.row(i)...)
 	}
 	return t
 }
@@ -73,9 +70,6 @@ func (o *seedOptions) row(i seed.Item) []any {
 	row := []any{ownerName(i.Owner), i.Image, d(i.Digest), o.status(i, d)}
 	if o.out.wide() {
 		row = append(row, i.ImagePin, i.Owner.Revision)
-	}
-	if o.allNamespaces {
-		row = slices.Insert(row, 0, any(i.Namespace))
 	}
 	return row
 }

@@ -11,7 +11,6 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	utilerrors "k8s.io/apimachinery/pkg/util/errors"
 	"k8s.io/cli-runtime/pkg/resource"
-	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	cmdutil "k8s.io/kubectl/pkg/cmd/util"
 
@@ -43,15 +42,11 @@ type seedRun struct {
 }
 
 func (o *seedOptions) newRun(set seed.Set) (*seedRun, error) {
-	config, err := o.flags.ToRESTConfig()
+	client, err := o.clientset()
 	if err != nil {
 		return nil, err
 	}
-	client, err := kubernetes.NewForConfig(config)
-	if err != nil {
-		return nil, err
-	}
-	pins, err := kube.NewPins(config)
+	pins, err := o.pins()
 	if err != nil {
 		return nil, err
 	}

@@ -20,7 +20,7 @@ import (
 type setOptions struct{ *change }
 
 func (e *env) set() *cobra.Command {
-	var o *setOptions
+	o := &setOptions{}
 	cmd := &cobra.Command{
 		Use:   "set KIND/NAME (IMAGE@DIGEST | IMAGE DIGEST)",
 		Short: "Pin a tag to a digest for the current revision of a workload",
@@ -38,18 +38,8 @@ func (e *env) set() *cobra.Command {
 			kubectl imagepin set deployment/web nginx sha256:0a4d33c8e917... --dry-run=client -o yaml`),
 		Args:              someArgs(2, 3, "KIND/NAME and IMAGE@DIGEST"),
 		ValidArgsFunction: e.completeWorkloads,
-		RunE: func(cmd *cobra.Command, args []string) error {
-			if err := o.complete(cmd); err != nil {
-				return err
-			}
-			image, d, err := parsePinned(args[1:])
-			if err != nil {
-				return err
-			}
-			return o.run(cmd.Context(), args[0], image, d)
-		},
 	}
-	o = &setOptions{e.newChange(cmd)}
+	o.change = e.newChange(cmd, o.run)
 	return cmd
 }
 
@@ -76,12 +66,16 @@ func parsePinned(args []string) (image string, d digest.Digest, err error) {
 	return parsed.Tagged, parsed.Digest, nil
 }
 
-func (o *setOptions) run(ctx context.Context, arg, image string, d digest.Digest) error {
+func (o *setOptions) run(ctx context.Context, args []string) error {
+	image, d, err := parsePinned(args[1:])
+	if err != nil {
+		return err
+	}
 	namespace, err := o.namespace()
 	if err != nil {
 		return err
 	}
-	t, err := o.revision(ctx, namespace, arg)
+	t, err := o.revision(ctx, namespace, args[0])
 	if err != nil {
 		return err
 	}

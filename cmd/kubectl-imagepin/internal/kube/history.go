@@ -17,12 +17,8 @@ import (
 // podsAtATime is how many pods a request lists.
 const podsAtATime = 500
 
-// ReplicaSets returns the ReplicaSets that an object controls.
-func (f *Finder) ReplicaSets(ctx context.Context, obj metav1.Object) ([]appsv1.ReplicaSet, error) {
-	return f.replicaSets(ctx, obj, metav1.ListOptions{})
-}
-
-func (f *Finder) replicaSets(ctx context.Context, obj metav1.Object, opts metav1.ListOptions) ([]appsv1.ReplicaSet, error) {
+// ReplicaSets returns the ReplicaSets that an object controls, of those that options select.
+func (f *Finder) ReplicaSets(ctx context.Context, obj metav1.Object, opts metav1.ListOptions) ([]appsv1.ReplicaSet, error) {
 	list, err := f.Apps.ReplicaSets(obj.GetNamespace()).List(ctx, opts)
 	if err != nil {
 		return nil, err
@@ -43,32 +39,17 @@ func (f *Finder) Reference(ctx context.Context, r *Revision) (metav1.OwnerRefere
 	if r.Owner.Revision == "" {
 		return ref, nil
 	}
-	for _, name := range historyNames(r.Owner) {
-		c, err := f.Apps.ControllerRevisions(r.Namespace).Get(ctx, name, metav1.GetOptions{})
-		if apierrors.IsNotFound(err) {
-			continue
-		}
-		if err != nil {
-			return ref, err
-		}
-		if by := metav1.GetControllerOfNoCopy(c); by != nil && by.UID == r.Owner.UID {
-			ref.APIVersion, ref.Kind, ref.Name, ref.UID = appsv1.SchemeGroupVersion.String(), "ControllerRevision", c.Name, c.UID
-			return ref, nil
-		}
+	c, err := f.Apps.ControllerRevisions(r.Namespace).Get(ctx, v1alpha1.ControllerRevisionName(r.Owner), metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return ref, nil
+	}
+	if err != nil {
+		return ref, err
+	}
+	if by := metav1.GetControllerOfNoCopy(c); by != nil && by.UID == r.Owner.UID {
+		ref.APIVersion, ref.Kind, ref.Name, ref.UID = appsv1.SchemeGroupVersion.String(), "ControllerRevision", c.Name, c.UID
 	}
 	return ref, nil
-}
-
-// historyNames returns the names that the ControllerRevision of an owner can have. A StatefulSet labels its pods with the
-// name, a DaemonSet with the hash at its end. Some controllers cut the name of the owner
-// (ControllerRevisionName in k8s.io/kubernetes/pkg/controller/history).
-func historyNames(o v1alpha1.Owner) []string {
-	const maxOwner = 223
-	names := []string{o.Revision, o.Name + "-" + o.Revision}
-	if len(o.Name) > maxOwner {
-		names = append(names, o.Name[:maxOwner]+"-"+o.Revision)
-	}
-	return names
 }
 
 // latest returns the latest ControllerRevision that an object controls, or nil.

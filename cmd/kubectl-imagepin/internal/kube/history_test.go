@@ -1,16 +1,12 @@
 package kube
 
 import (
-	"slices"
-	"strings"
 	"testing"
 	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-
-	"github.com/imagepin/imagepin/api/v1alpha1"
 )
 
 func TestCurrentReplicaSet(t *testing.T) {
@@ -41,21 +37,5 @@ func TestCurrentReplicaSet(t *testing.T) {
 	}
 	if len(d.Spec.Template.Labels) != 1 {
 		t.Error("the Deployment was changed")
-	}
-}
-
-func TestHistoryNames(t *testing.T) {
-	long := strings.Repeat("a", 240)
-	for _, tc := range []struct {
-		owner v1alpha1.Owner
-		want  string
-	}{
-		{v1alpha1.Owner{Name: "db", Revision: "db-7d4b9c"}, "db-7d4b9c"},
-		{v1alpha1.Owner{Name: "agent", Revision: "7d4b9c"}, "agent-7d4b9c"},
-		{v1alpha1.Owner{Name: long, Revision: "7d4b9c"}, long[:223] + "-7d4b9c"},
-	} {
-		if got := historyNames(tc.owner); !slices.Contains(got, tc.want) {
-			t.Errorf("%s: got %v", tc.want, got)
-		}
 	}
 }

@@ -104,7 +104,7 @@ func (f *Finder) deployment(ctx context.Context, obj *unstructured.Unstructured)
 	if err := decode(obj, &d); err != nil {
 		return nil, err
 	}
-	all, err := f.replicaSets(ctx, &d, selected(d.Spec.Selector))
+	all, err := f.ReplicaSets(ctx, &d, selected(d.Spec.Selector))
 	if err != nil {
 		return nil, err
 	}

@@ -4,12 +4,10 @@ import (
 	"context"
 	"fmt"
 	"regexp"
-	"strings"
 
 	"github.com/containerd/errdefs"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/imagepin/imagepin/api/v1alpha1"
@@ -94,29 +92,13 @@ func isMirror(pod *metav1.PartialObjectMetadata) bool {
 
 // ownerOf returns the owner of a pod, with the controller as the reference. It returns nil if there is none.
 func ownerOf(pod *metav1.PartialObjectMetadata) *Owner {
-	controller := metav1.GetControllerOf(pod)
-	if controller == nil {
+	of, ok := v1alpha1.OwnerOf(pod)
+	if !ok || !canExist(of) {
 		return nil
 	}
-	kind := schema.FromAPIVersionAndKind(controller.APIVersion, controller.Kind).GroupKind()
-	if kind == (schema.GroupKind{Kind: "Node"}) {
-		return nil
-	}
-	owner := &Owner{
-		Owner: v1alpha1.Owner{
-			APIVersion: controller.APIVersion, Kind: controller.Kind, Name: controller.Name, UID: controller.UID,
-		},
-		Namespace: pod.Namespace,
-		Reference: *controller,
-	}
+	owner := &Owner{Owner: of, Namespace: pod.Namespace, Reference: *metav1.GetControllerOf(pod)}
 	owner.Reference.Controller = nil
 	owner.Reference.BlockOwnerDeletion = new(bool)
-	if !hasOneRevision(kind) {
-		owner.Revision = pod.Labels[upstream.RevisionLabel]
-	}
-	if !canExist(owner.Owner) {
-		return nil
-	}
 	return owner
 }
 
@@ -136,16 +118,10 @@ func canExist(o v1alpha1.Owner) bool {
 		len(validation.IsDNS1123Subdomain(o.Name)) == 0 && len(validation.IsValidLabelValue(o.Revision)) == 0
 }
 
-// hasOneRevision reports whether the pods of an object of a kind all have one revision, also if a user gives them the
-// label of revisions.
-func hasOneRevision(kind schema.GroupKind) bool {
-	return kind == schema.GroupKind{Group: "apps", Kind: "ReplicaSet"} || kind == schema.GroupKind{Group: "batch", Kind: "Job"}
-}
-
 // useControllerRevision makes the ControllerRevision of an owner its reference, if there is one that the owner controls.
 // An owner without one, or one that the node cannot read, keeps its reference.
 func (s *session) useControllerRevision(ctx context.Context, owner *Owner) error {
-	key := objectKey{owner.Namespace, controllerRevisionName(owner.Name, owner.Revision)}
+	key := objectKey{owner.Namespace, v1alpha1.ControllerRevisionName(owner.Owner)}
 	for _, cached := range []bool{true, false} {
 		revision, err := s.metadata(ctx, controllerRevisions, key, cached)
 		switch {
@@ -164,16 +140,6 @@ func (s *session) useControllerRevision(ctx context.Context, owner *Owner) error
 		return nil
 	}
 	return nil
-}
-
-// controllerRevisionName returns the name of a ControllerRevision. A StatefulSet labels its pods with the name
-// (newRevision in pkg/controller/statefulset), a DaemonSet with the end of the name after its own (snapshot in
-// pkg/controller/daemon). Other kinds do one or the other.
-func controllerRevisionName(owner, label string) string {
-	if strings.HasPrefix(label, owner+"-") {
-		return label
-	}
-	return owner + "-" + label
 }
 
 // metadata reads the metadata of an object. If cached is true, the API server may answer from its cache, without etcd.
