@@ -10,6 +10,8 @@ import (
 	_ "github.com/containerd/containerd/v2/cmd/containerd/builtins"
 
 	"github.com/imagepin/imagepin/plugins/imagepin"
+	_ "github.com/imagepin/imagepin/plugins/imagepin/cluster"
+	_ "github.com/imagepin/imagepin/plugins/imagepin/fleet"
 )
 
 func main() {
