@@ -54,7 +54,7 @@ func NewReporter(api EventAPI, delay time.Duration) *Reporter {
 	}
 }
 
-// Run sends events until ctx ends.
+// Run sends events until ctx ends. What it has not sent then, the next Run sends.
 func (r *Reporter) Run(ctx context.Context) {
 	for {
 		select {
@@ -62,12 +62,21 @@ func (r *Reporter) Run(ctx context.Context) {
 			return
 		case e := <-r.queue:
 			if r.wait(ctx, e) != nil {
+				r.again(e)
 				return
 			}
 			if err := r.api.Report(ctx, e); err != nil && ctx.Err() == nil {
 				log.G(ctx).WithError(err).WithField("reason", e.Reason).Debug("cannot report an event")
 			}
 		}
+	}
+}
+
+// again queues an event for the next Run.
+func (r *Reporter) again(e kube.Event) {
+	select {
+	case r.queue <- e:
+	default:
 	}
 }
 

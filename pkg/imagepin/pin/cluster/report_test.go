@@ -100,3 +100,25 @@ func TestReportLimits(t *testing.T) {
 		}
 	})
 }
+
+// TestReportAfterReload sends an event that waited when a reload ended Run.
+func TestReportAfterReload(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		events := &fakeEvents{}
+		r := NewReporter(events, EventDelay)
+		ctx, cancel := context.WithCancel(t.Context())
+		go r.Run(ctx)
+		r.Moved("shop", policy.Owner{Kind: "ReplicaSet", Name: "web-1", UID: "1"}, image, one, two)
+		synctest.Wait()
+		cancel()
+		synctest.Wait()
+		ctx, cancel = context.WithCancel(t.Context())
+		defer cancel()
+		go r.Run(ctx)
+		time.Sleep(EventDelay)
+		synctest.Wait()
+		if got := events.got(); len(got) != 1 {
+			t.Errorf("got events %+v, want one", got)
+		}
+	})
+}
