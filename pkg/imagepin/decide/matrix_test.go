@@ -167,16 +167,44 @@ func TestMatrix(t *testing.T) {
 		pulls := strings.Contains(r.pullPolicy, "Always")
 		for _, behavior := range behaviors {
 			name := fmt.Sprintf("%s %s", r.pullPolicy, behavior)
-			testCell(t, name+" off", pulls, behavior, policy.Off, "", r.off.want)
-			testCell(t, name+" unpinned", pulls, behavior, policy.Node, "", r.off.want)
-			testCell(t, name+" pinned old", pulls, behavior, policy.Node, "old", r.pinned.want)
-			testCell(t, name+" pinned new", pulls, behavior, policy.Node, "new", r.pinned.other)
+			testCell(t, name+" off", pulls, behavior, off, "", r.off.want)
+			testCell(t, name+" unpinned", pulls, behavior, byNode, "", r.off.want)
+			for _, by := range []authority{byNode, byLock, byCluster} {
+				testCell(t, fmt.Sprintf("%s pinned old by the %s", name, by.name), pulls, behavior, by, "old", r.pinned.want)
+				testCell(t, fmt.Sprintf("%s pinned new by the %s", name, by.name), pulls, behavior, by, "new", r.pinned.other)
+			}
 		}
 	}
 }
 
-// testCell tests one cell. pinned is the version that the node is pinned to.
-func testCell(t *testing.T, name string, pulls bool, behavior policy.Behavior, consistency policy.Consistency, pinned string, want outcomes) {
+// authority is what pins a tag in a cell of the matrix. All pins have the same outcomes.
+type authority struct {
+	name        string
+	consistency policy.Consistency
+	scope       policy.Scope
+	pod         policy.Pod
+	pin         func(t *testing.T, e *env, version string)
+}
+
+var (
+	off    = authority{consistency: policy.Off, scope: policy.NodeScope}
+	byNode = authority{name: "node", consistency: policy.Node, scope: policy.NodeScope, pin: func(t *testing.T, e *env, version string) {
+		_, err := e.pins.MakeForNamespace(e.ctx, "", e.id(policy.NodeScope), roots[version], pin.ByUse, false)
+		noError(t, err)
+	}}
+	byLock    = authority{name: "lock", consistency: policy.Off, scope: policy.LockScope, pin: func(_ *testing.T, e *env, version string) { e.lock(version) }}
+	byCluster = authority{
+		name: "cluster", consistency: policy.Workload, scope: firstScope, pod: webPod("web-1-a"), pin: func(t *testing.T, e *env, version string) {
+			e.join(newFakeCluster(), false)
+			e.member.pins["uid-1 "+e.ref.String()] = roots[version].Digest
+			_, err := e.pins.Follow(e.ctx, e.id(firstScope), roots[version], false, "other") // the node's copy
+			noError(t, err)
+		},
+	}
+)
+
+// testCell tests one cell. pinned is the version that the tag is pinned to by the authority.
+func testCell(t *testing.T, name string, pulls bool, behavior policy.Behavior, by authority, pinned string, want outcomes) {
 	var tested []string
 	for states, results := range want {
 		for _, state := range strings.Fields(states) {
@@ -184,19 +212,18 @@ func testCell(t *testing.T, name string, pulls bool, behavior policy.Behavior, c
 			for i, result := range strings.Fields(results) {
 				answer := registryStates[i]
 				t.Run(fmt.Sprintf("%s/%s/%s %d", name, state, answer.tag, answer.status), func(t *testing.T) {
-					e := newEnv(t, policy.Rule{Behavior: behavior, Consistency: consistency})
+					e := newEnv(t, policy.Rule{Behavior: behavior, Consistency: by.consistency})
 					nodeStates[state](t, e)
 					if pinned != "" {
-						_, err := e.pins.MakeForNamespace(e.ctx, "", e.id(policy.NodeScope), roots[pinned], pin.ByUse, false)
-						noError(t, err)
+						by.pin(t, e, pinned)
 					}
 					e.registry.tag.Store(answer.tag)
 					e.registry.status.Store(int32(answer.status))
-					got, err := e.start(t, pulls)
+					got, err := e.start(t, pulls, by.pod)
 					if got != result {
 						t.Errorf("got %s, want %s: %v", got, result, err)
 					}
-					e.checkPin(t, got, consistency, pinned)
+					e.checkPin(t, got, by, pinned)
 				})
 			}
 		}
@@ -212,11 +239,12 @@ func testCell(t *testing.T, name string, pulls bool, behavior policy.Behavior, c
 }
 
 // start simulates the start of a container and returns the outcome in the notation of the matrix.
-func (e *env) start(t *testing.T, pulls bool) (string, error) {
+func (e *env) start(t *testing.T, pulls bool, pod policy.Pod) (string, error) {
 	t.Helper()
 	var run digest.Digest
 	if pulls {
-		q := Request{Ref: e.ref, Policy: e.loggedPolicy(e.ctx, e.ref, policy.Pod{}), Target: ownTarget}
+		q, err := e.Ask(e.ctx, Call{Ref: e.ref, Pod: pod, Target: ownTarget})
+		noError(t, err)
 		v, err := e.Decide(e.ctx, q)
 		if err == nil {
 			v, err = e.pinFirstUse(e.ctx, v)
@@ -235,7 +263,7 @@ func (e *env) start(t *testing.T, pulls bool) (string, error) {
 	} else {
 		present := e.images.ByRef(e.ref.String())
 		run = present[slices.IndexFunc(present, func(i imagepin.Entry) bool { return i.Target == ownTarget })].Root.Digest
-		held, _, err := e.pinForPod(e.ctx, e.ref, policy.Pod{})
+		held, _, err := e.pinForPod(e.ctx, e.ref, pod)
 		noError(t, err)
 		if held != nil { // ImageStatus reports only the pinned digest
 			run = held.Root.Digest
@@ -244,7 +272,7 @@ func (e *env) start(t *testing.T, pulls bool) (string, error) {
 				return "absent", nil
 			}
 		}
-		used, err := e.pinUse(e.ctx, Used{Ref: e.ref, pod: policy.Pod{}, Root: roots[version(run)], Verified: true})
+		used, err := e.pinUse(e.ctx, Used{Ref: e.ref, pod: pod, Root: roots[version(run)], Verified: true})
 		noError(t, err)
 		if used != nil && used.Root.Digest != run {
 			t.Errorf("pinned %s, but ran %s", version(used.Root.Digest), version(run))
@@ -258,13 +286,13 @@ func (e *env) start(t *testing.T, pulls bool) (string, error) {
 
 // checkPin checks the pin after a start. Unless the consistency is off, the version that ran is pinned. An existing pin
 // does not change.
-func (e *env) checkPin(t *testing.T, ran string, consistency policy.Consistency, before string) {
+func (e *env) checkPin(t *testing.T, ran string, by authority, before string) {
 	t.Helper()
 	want := before
-	if v := strings.TrimSuffix(ran, "!"); before == "" && consistency != policy.Off && roots[v].Digest != "" {
+	if v := strings.TrimSuffix(ran, "!"); before == "" && by.consistency != policy.Off && roots[v].Digest != "" {
 		want = v
 	}
-	if got := e.pinned(policy.NodeScope); got != want {
+	if got := e.pinned(by.scope); got != want {
 		t.Errorf("pinned %q, want %q", got, want)
 	}
 }
