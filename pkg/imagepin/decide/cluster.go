@@ -51,7 +51,8 @@ func (noCluster) Follow(_ context.Context, _ reference.Named, pod policy.Pod) (p
 func (noCluster) Known(policy.Pod, string) (pin.Pin, bool) { return pin.Pin{}, false }
 
 func (noCluster) Claim(context.Context, pin.FirstUse, ocispec.Descriptor) (pin.Pin, bool, error) {
-	return pin.Pin{}, false, errdefs.ErrNotImplemented
+	// A reload has removed the cluster since the decision. The next try decides without it.
+	return pin.Pin{}, false, fmt.Errorf("the node does not use the Kubernetes API any more: %w", errdefs.ErrUnavailable)
 }
 
 func (noCluster) LearnOwner(context.Context, policy.Pod) {}

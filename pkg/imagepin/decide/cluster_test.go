@@ -38,6 +38,7 @@ type fakeCluster struct {
 	owners  int    // requests for owners
 	refused int    // requests for a pod that is not said to be gone, which were refused
 	beside  func() // runs before a claim is decided
+	during  func() // runs during each lookup
 	// pods are the owners of some pods, by UID. A pod without an owner is gone.
 	pods      map[string]*policy.Owner
 	ownerless bool // no pod has an owner
@@ -85,6 +86,9 @@ func (m *member) Owner(_ context.Context, pod policy.Pod) (*policy.Owner, error)
 func (m *member) KnownOwner(policy.Pod) (*policy.Owner, bool) { return nil, false }
 
 func (m *member) Lookup(_ context.Context, pod policy.Pod, image string, copied bool) (digest.Digest, error) {
+	if m.during != nil {
+		m.during()
+	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.asked++

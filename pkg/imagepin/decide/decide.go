@@ -261,6 +261,10 @@ func (d *Decider) applyPin(ctx context.Context, q Request, v Verdict) (Verdict, 
 	if pinned || q.Policy.Scope == "" || q.Policy.Scope == policy.LockScope {
 		return v, nil
 	}
+	if held.Scope == policy.LockScope { // the lock was applied and removed meanwhile: its digest is not that of a first use
+		v.Pin = nil
+		return v, nil
+	}
 	v.Pin, v.FirstUse = nil, q.firstUse()
 	if q.DryRun {
 		v.Why += "; a pull would pin it"

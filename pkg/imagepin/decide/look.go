@@ -37,6 +37,9 @@ func (d *Decider) Look(ctx context.Context, name string, pod policy.Pod) (_ refe
 
 // pinFor returns the pin for a reference and a pod, with what the cluster has.
 func (d *Decider) pinFor(ref reference.Named, shared pin.Shared) (pin.Pin, bool) {
+	if held, locked := d.Locked(ref.String()); locked {
+		return held, true // also if the lock was applied while the cluster was asked
+	}
 	if shared.Provisional != nil {
 		return *shared.Provisional, true
 	}

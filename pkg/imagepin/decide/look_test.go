@@ -7,6 +7,7 @@ import (
 
 	"github.com/containerd/errdefs"
 
+	"github.com/imagepin/imagepin/pkg/imagepin"
 	"github.com/imagepin/imagepin/pkg/imagepin/pin"
 	"github.com/imagepin/imagepin/pkg/imagepin/policy"
 )
@@ -98,4 +99,46 @@ func TestLookWhileTheClusterIsAway(t *testing.T) {
 	if root, ok, err := e.Look(e.ctx, e.ref.String(), webPod("web-2-b")); !errdefs.IsUnavailable(err) {
 		t.Errorf("got %v, %t, %v, want ClusterUnavailable", root, ok, err)
 	}
+}
+
+// TestLockWhileTheClusterIsAsked answers with the lock that was applied during the request, not with the pin of the node that waits
+// for a claim.
+func TestLockWhileTheClusterIsAsked(t *testing.T) {
+	e := newMember(t, newFakeCluster(), false)
+	e.member.refuses = errAway
+	e.wantPull(t, webPod("web-1-z"), "old")
+	e.member.refuses = nil
+	e.member.during = func() {
+		e.pins.SetLock([]pin.Pin{{ID: e.id(policy.LockScope), Root: roots["new"], By: pin.ByLock, Retain: true}}, nil)
+	}
+	if root, ok, err := e.Look(e.ctx, e.ref.String(), webPod("web-1-z")); err != nil || !ok || version(root.Digest()) != "new" {
+		t.Errorf("got %v, %t, %v, want the digest of the lock", root, ok, err)
+	}
+}
+
+// TestPinRemovedWhileTheClusterIsAsked does not claim a provisional pin that was removed during the request.
+func TestPinRemovedWhileTheClusterIsAsked(t *testing.T) {
+	e := newMember(t, newFakeCluster(), false)
+	owned := policy.OwnerScope("shop", *webOwner(webPod("web-1-z")))
+	_, err := e.pins.MakeProvisional(e.ctx, e.id(owned), roots["old"], false, pin.Claimant{Name: "web-1-z", UID: webPod("web-1-z").UID})
+	noError(t, err)
+	e.registry.tag.Store("new")
+	e.member.during = func() {
+		e.member.during = nil
+		_, err := e.pins.Remove(e.ctx, e.id(owned))
+		noError(t, err)
+	}
+	e.wantPull(t, webPod("web-1-z"), "new")
+	wantEqual(t, "claimed", version(e.member.pins["uid-1 "+e.ref.String()]), "new")
+}
+
+// TestClusterIsRemovedDuringAPull fails the claim as one of an API server that is away, so that the caller tries again without it.
+func TestClusterIsRemovedDuringAPull(t *testing.T) {
+	e := newEnv(t, policy.Rule{Behavior: policy.Default, Consistency: policy.Workload})
+	use := &pin.FirstUse{ID: e.id(policy.NodeScope), Pod: policy.Pod{Provisional: true}}
+	_, _, err := e.Claim(e.ctx, Verdict{Ref: e.ref, Root: roots["old"], FirstUse: use}, imagepin.Entry{}, func() int64 { return 0 })
+	if !errdefs.IsUnavailable(err) {
+		t.Errorf("got %v, want ErrUnavailable", err)
+	}
+	wantEqual(t, "pinned", e.pinned(policy.NodeScope), "")
 }

@@ -26,7 +26,7 @@ type Cluster interface {
 	Notify(e pin.Event, p pin.Pin, previous digest.Digest)
 	// Problem returns why the pins of the cluster cannot be used now, or nil.
 	Problem(ctx context.Context) error
-	// Close closes the connections. Later calls open new ones.
+	// Close closes the connections when the running calls have ended. Later calls fail.
 	Close()
 }
 

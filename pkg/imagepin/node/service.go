@@ -184,7 +184,7 @@ func (s *Service) Run(ctx context.Context) error {
 	background.Go(func() { s.node.collectGarbage(ctx) })
 	background.Go(func() { s.applyLocks(ctx) })
 	for {
-		err := s.listAndWatch(ctx)
+		err := s.listAndWatch(ctx, &background)
 		if ctx.Err() != nil || s.ending.Err() != nil {
 			return nil
 		}
@@ -198,11 +198,10 @@ func (s *Service) Run(ctx context.Context) error {
 var errRelist = errors.New("listing images again")
 
 // listAndWatch builds the index and follows changes in containerd until ctx ends. It fails with errRelist when
-// [Service.Reload] is called.
-func (s *Service) listAndWatch(ctx context.Context) error {
+// [Service.Reload] is called. What it starts in background ends then too, but it does not wait for it: calls wait for the index,
+// and a credential plugin of the cluster takes as long as it wants.
+func (s *Service) listAndWatch(ctx context.Context, background *sync.WaitGroup) error {
 	ctx, cancel := context.WithCancelCause(ctx)
-	var background sync.WaitGroup
-	defer background.Wait()
 	defer cancel(nil)
 	s.mu.Lock()
 	s.relist = func() { cancel(errRelist) }

@@ -26,6 +26,8 @@ type lockPins struct {
 	pins  map[string]Pin         // by reference
 	roots map[digest.Digest]bool // digests of pins
 	kept  map[digest.Digest]bool // digests that are retained for a lock without a pin
+	// proofs has the number of pins with each proof.
+	proofs map[string]int
 }
 
 // replace replaces all pins and kept digests in one step. The use, the drift and the proofs of a pin with the same digest stay.
@@ -34,11 +36,13 @@ func (l *lockPins) replace(pins []Pin, kept []digest.Digest) {
 	defer l.mu.Unlock()
 	before := l.pins
 	l.pins, l.roots, l.kept = make(map[string]Pin, len(pins)), make(map[digest.Digest]bool, len(pins)), make(map[digest.Digest]bool, len(kept))
+	l.proofs = make(map[string]int)
 	for _, p := range pins {
 		if old, ok := before[p.Ref]; ok && old.Root.Digest == p.Root.Digest {
 			p.UsedAt, p.Drift, p.Proofs = old.UsedAt, old.Drift, old.Proofs
 		}
 		l.pins[p.Ref], l.roots[p.Root.Digest] = p, true
+		l.countProofs(p, 1)
 	}
 	for _, root := range kept {
 		l.kept[root] = true
@@ -63,25 +67,27 @@ func (l *lockPins) ofRoot(root digest.Digest) (pins []Pin) {
 	if !l.has(root) {
 		return nil
 	}
-	l.find(func(p Pin) bool {
-		if p.Root.Digest == root {
-			pins = append(pins, p)
-		}
-		return false
-	})
-	return pins
-}
-
-// find returns a pin that matches.
-func (l *lockPins) find(matches func(Pin) bool) (Pin, bool) {
 	l.mu.RLock()
 	defer l.mu.RUnlock()
 	for _, p := range l.pins {
-		if matches(p) {
-			return p, true
+		if p.Root.Digest == root {
+			pins = append(pins, p)
 		}
 	}
-	return Pin{}, false
+	return pins
+}
+
+// countProofs adds n to the number of pins with the proofs of a pin. The caller holds the lock.
+func (l *lockPins) countProofs(p Pin, n int) {
+	for _, proof := range p.Proofs {
+		count(l.proofs, proof.MAC, n)
+	}
+}
+
+func (l *lockPins) hasProof(macs []string) bool {
+	l.mu.RLock()
+	defer l.mu.RUnlock()
+	return slices.ContainsFunc(macs, func(mac string) bool { return l.proofs[mac] > 0 })
 }
 
 // has reports whether a pin has a digest, or the digest is kept.
@@ -113,6 +119,8 @@ func (l *lockPins) change(ref string, decide func(old *Pin) (*Pin, Event, error)
 	if was == nil || want.Root.Digest != was.Root.Digest || want.By != was.By || want.Retain != was.Retain {
 		return nil, nil, "", Locked(ref) // only replace decides the digests
 	}
+	l.countProofs(*was, -1)
+	l.countProofs(*want, 1)
 	l.pins[ref] = *want
 	return was, want, event, nil
 }

@@ -59,6 +59,15 @@ func (e *env) wantConsistent(t *testing.T) {
 	if !maps.Equal(roots, e.Store.lock.roots) {
 		t.Errorf("the lock has digests %v, want %v", e.Store.lock.roots, roots)
 	}
+	proofs := make(map[string]int)
+	for _, p := range e.Store.lock.pins {
+		for _, proof := range p.Proofs {
+			proofs[proof.MAC]++
+		}
+	}
+	if !maps.Equal(proofs, e.Store.lock.proofs) {
+		t.Errorf("the lock has proofs %v, want %v", e.Store.lock.proofs, proofs)
+	}
 	wantEqual(t, "proofs", e.Store.proofs, want.proofs)
 	wantEqual(t, "pins of namespaces", e.Store.perNamespace, want.perNamespace)
 	wantEqual(t, "references", e.Store.byRef, want.byRef)

@@ -79,15 +79,7 @@ func (s *table) retaining(ref reference.Named, root digest.Digest) []ID {
 }
 
 // HasProof reports whether any pin has any of the given proofs.
-func (s *Store) HasProof(macs ...string) bool {
-	if s.table.hasProof(macs) {
-		return true
-	}
-	_, ok := s.lock.find(func(p Pin) bool {
-		return slices.ContainsFunc(p.Proofs, func(proof Proof) bool { return slices.Contains(macs, proof.MAC) })
-	})
-	return ok
-}
+func (s *Store) HasProof(macs ...string) bool { return s.table.hasProof(macs) || s.lock.hasProof(macs) }
 
 func (s *table) hasProof(macs []string) bool {
 	s.mu.RLock()

@@ -147,6 +147,8 @@ func (a *Authority) ask(ctx context.Context, ref reference.Named, pod policy.Pod
 	if f.claimed, err = a.claims.Lookup(ctx, f.pod, ref.String(), ok && held.By == pin.ByCluster); err != nil || f.claimed != "" {
 		return f, err
 	}
+	// The pin can have been claimed, moved or removed during the request.
+	held, ok = a.pins.Get(idOf(f.pod, ref.String()))
 	_, again := a.claims.Known(f.pod, ref.String())
 	switch {
 	case ok && held.Provisional != nil:

@@ -74,5 +74,5 @@ func (m *Member) Notify(e pin.Event, p pin.Pin, previous digest.Digest) {
 // Problem returns why the pins of the cluster cannot be used now, or nil.
 func (m *Member) Problem(ctx context.Context) error { return m.client.Problem(ctx) }
 
-// Close closes the connections. Later calls open new ones.
+// Close closes the connections when the running calls have ended. Later calls fail.
 func (m *Member) Close() { m.client.Close() }

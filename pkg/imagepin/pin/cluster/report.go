@@ -41,7 +41,8 @@ const EventDelay = time.Second
 type Reporter struct {
 	api   EventAPI
 	queue chan kube.Event
-	sent  *lru.Cache // kube.Event → nothing
+	next  *kube.Event // the event that Run sends next, which is not in the queue any more
+	sent  *lru.Cache  // kube.Event → nothing
 	limit *rate.Limiter
 	delay time.Duration
 }
@@ -54,29 +55,28 @@ func NewReporter(api EventAPI, delay time.Duration) *Reporter {
 	}
 }
 
-// Run sends events until ctx ends. What it has not sent then, the next Run sends.
+// Run sends events until ctx ends. The next call of Run sends those that are left. Only one call may run at a time.
 func (r *Reporter) Run(ctx context.Context) {
 	for {
-		select {
-		case <-ctx.Done():
-			return
-		case e := <-r.queue:
-			if r.wait(ctx, e) != nil {
-				r.again(e)
+		if r.next == nil {
+			select {
+			case <-ctx.Done():
 				return
-			}
-			if err := r.api.Report(ctx, e); err != nil && ctx.Err() == nil {
-				log.G(ctx).WithError(err).WithField("reason", e.Reason).Debug("cannot report an event")
+			case e := <-r.queue:
+				r.next = &e
 			}
 		}
-	}
-}
-
-// again queues an event for the next Run.
-func (r *Reporter) again(e kube.Event) {
-	select {
-	case r.queue <- e:
-	default:
+		if r.wait(ctx, *r.next) != nil {
+			return
+		}
+		err := r.api.Report(ctx, *r.next)
+		if err != nil && ctx.Err() != nil {
+			return
+		}
+		if err != nil {
+			log.G(ctx).WithError(err).WithField("reason", r.next.Reason).Debug("cannot report an event")
+		}
+		r.next = nil
 	}
 }
 

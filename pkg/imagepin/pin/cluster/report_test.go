@@ -101,24 +101,27 @@ func TestReportLimits(t *testing.T) {
 	})
 }
 
-// TestReportAfterReload sends an event that waited when a reload ended Run.
-func TestReportAfterReload(t *testing.T) {
+// TestReportAfterRestart sends an event that waits when Run ends, as for a reload, in the next Run.
+func TestReportAfterRestart(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		events := &fakeEvents{}
 		r := NewReporter(events, EventDelay)
-		ctx, cancel := context.WithCancel(t.Context())
-		go r.Run(ctx)
+		first, reload := context.WithCancel(t.Context())
+		ended := make(chan struct{})
+		go func() {
+			r.Run(first)
+			close(ended)
+		}()
 		r.Moved("shop", policy.Owner{Kind: "ReplicaSet", Name: "web-1", UID: "1"}, image, one, two)
-		synctest.Wait()
-		cancel()
-		synctest.Wait()
-		ctx, cancel = context.WithCancel(t.Context())
-		defer cancel()
-		go r.Run(ctx)
-		time.Sleep(EventDelay)
-		synctest.Wait()
-		if got := events.got(); len(got) != 1 {
-			t.Errorf("got events %+v, want one", got)
+		synctest.Wait() // the event is not in the queue any more
+		reload()
+		<-ended
+		second, end := context.WithCancel(t.Context())
+		defer end()
+		go r.Run(second)
+		time.Sleep(2 * EventDelay)
+		if got := events.got(); len(got) != 1 || got[0].Reason != "ImagePinMoved" {
+			t.Errorf("got %+v, want the event from before the restart", got)
 		}
 	})
 }
