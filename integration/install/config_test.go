@@ -98,12 +98,12 @@ func TestWrongConfig(t *testing.T) {
 		},
 		"cluster without its part": {
 			node.Options{
-				DisabledPlugins: []string{"io.imagepin.part.v1.cluster"}, Extra: "[plugins.\"" + testkit.OurSection + "\".cluster]\nkubeconfig = \"/etc/kubernetes/kubelet.conf\"\n",
+				DisabledPlugins: []string{"io.containerd.imagepin.part.v1.cluster"}, Extra: "[plugins.\"" + testkit.OurSection + "\".cluster]\nkubeconfig = \"/etc/kubernetes/kubelet.conf\"\n",
 			},
 			testkit.OurSection, "cluster.kubeconfig", []string{"disabled_plugins"},
 		},
 		"locks without their part": {
-			node.Options{DisabledPlugins: []string{"io.imagepin.part.v1.fleet"}, Extra: "[plugins.\"" + testkit.OurSection + "\"]\nlocks_directory = \"/srv/locks\"\n"},
+			node.Options{DisabledPlugins: []string{"io.containerd.imagepin.part.v1.fleet"}, Extra: "[plugins.\"" + testkit.OurSection + "\"]\nlocks_directory = \"/srv/locks\"\n"},
 			testkit.OurSection, "locks_directory", []string{"disabled_plugins"},
 		},
 		"platform of an unknown handler": {

@@ -2,7 +2,6 @@ package node
 
 import (
 	"context"
-	"fmt"
 
 	"github.com/containerd/plugin"
 	"github.com/opencontainers/go-digest"
@@ -15,7 +14,7 @@ import (
 )
 
 // PartPlugin is the type of the plugins of containerd that are parts of imagepin which a build can leave out.
-const PartPlugin plugin.Type = "io.containerd.imagepin.part.v1"
+const PartPlugin plugin.Type = config.PartType
 
 // Cluster is the authority for the pins of a Kubernetes cluster, and what it does in the background.
 type Cluster interface {
@@ -42,16 +41,11 @@ type ClusterNode struct {
 	Policy func() *policy.Policy
 }
 
-var errNoClusterPart = fmt.Errorf("this build of imagepin has no pins in the Kubernetes API, or %s.cluster is in disabled_plugins", PartPlugin)
-
 // clusterOf returns the authority for the pins of a cluster, or nil if the node uses none. With unchanged settings, it returns what
 // the node uses already, which remembers what it has read.
 func (n *Node) clusterOf(s config.Cluster) (Cluster, error) {
 	if s.Kubeconfig == "" {
 		return nil, nil
-	}
-	if n.openCluster == nil {
-		return nil, &config.KeyError{Section: config.Section, Key: "cluster.kubeconfig", Err: errNoClusterPart}
 	}
 	if now := n.active.Load(); now != nil && now.Settings.Cluster == s {
 		return now.cluster, nil

@@ -2,7 +2,6 @@ package node
 
 import (
 	"context"
-	"errors"
 	"fmt"
 
 	"github.com/containerd/containerd/v2/pkg/namespaces"
@@ -70,6 +69,17 @@ type Parts struct {
 	Fleet   OpenFleet
 }
 
+// hasPart reports whether the node has a part.
+func (n *Node) hasPart(part string) bool {
+	switch part {
+	case config.ClusterPart:
+		return n.openCluster != nil
+	case config.FleetPart:
+		return n.fleet != nil
+	}
+	return false
+}
+
 // fleetOf returns the part for locks, or nil in a build without it.
 func (n *Node) fleetOf(open OpenFleet) Fleet {
 	if open == nil {
@@ -88,23 +98,18 @@ func (n *Node) fleetOf(open OpenFleet) Fleet {
 	})
 }
 
-var errNoFleetPart = fmt.Errorf("this build of imagepin has no locks, or %s.fleet is in disabled_plugins", PartPlugin)
-
-// checkFleet fails if the node has the configuration or the lock of a part that the build does not have: without its lock, the node
-// would run other images.
-func (n *Node) checkFleet(ctx context.Context, s config.Settings) error {
+// checkLock fails if a lock is applied on a node without the part for locks: it would run other images.
+func (n *Node) checkLock(ctx context.Context) error {
 	if n.fleet != nil {
 		return nil
-	}
-	if key := s.SetDropDirectory(); key != "" {
-		return &config.KeyError{Section: config.Section, Key: key, Err: errNoFleetPart}
 	}
 	_, err := n.containerd.Pins.Get(namespaces.WithNamespace(ctx, pin.Namespace), pin.LockRecord)
 	switch {
 	case err == nil:
-		return fmt.Errorf("a lock is applied on this node: %w: %w", errNoFleetPart, errdefs.ErrFailedPrecondition)
+		return fmt.Errorf("a lock is applied on this node, and plugin %s.%s is in disabled_plugins, or not in this build: %w",
+			PartPlugin, config.FleetPart, errdefs.ErrFailedPrecondition)
 	case errdefs.IsNotFound(err):
 		return nil
 	}
-	return errors.Join(errors.New("read the record of the lock"), err)
+	return fmt.Errorf("read the record of the lock: %w", err)
 }

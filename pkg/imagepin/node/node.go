@@ -182,7 +182,7 @@ func New(c Config) (*Node, error) {
 		return nil, err
 	}
 	n.active.Store(first)
-	if err := n.checkFleet(context.Background(), first.Settings); err != nil {
+	if err := n.checkLock(context.Background()); err != nil {
 		return nil, err
 	}
 	n.bandwidth.load(c.NodeKey, first.Settings.MaxDownloadRate)

@@ -1,7 +1,6 @@
 package node
 
 import (
-	"errors"
 	"strings"
 	"testing"
 
@@ -14,32 +13,21 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin/pin"
 )
 
-// TestMissingParts refuses to run without a part whose section is set, or whose lock is applied, and names the plugin.
-func TestMissingParts(t *testing.T) {
+// TestLockWithoutPart refuses to run a node on which a lock is applied without the part for locks, and names the plugin.
+func TestLockWithoutPart(t *testing.T) {
 	c := ctdtest.New(t)
 	n := &Node{containerd: Containerd{Pins: c.Images}}
-	want := func(what, key string, err error) {
-		t.Helper()
-		var of *config.KeyError
-		if err == nil || !strings.Contains(err.Error(), "disabled_plugins") || key != "" && (!errors.As(err, &of) || of.Key != key) {
-			t.Errorf("%s: got %v, want an error for %q", what, err, key)
-		}
-	}
-	if err := n.checkFleet(t.Context(), config.Settings{}); err != nil {
+	if err := n.checkLock(t.Context()); err != nil {
 		t.Errorf("without a lock: %v", err)
 	}
-	want("locks", "locks_directory", n.checkFleet(t.Context(), config.Settings{LocksDirectory: "/srv/locks"}))
-	want("bundles", "bundles_directory", n.checkFleet(t.Context(), config.Settings{BundlesDirectory: "/srv/bundles"}))
 	lock := ctdtest.Blobs{}.Add("application/json", []byte("a lock"))
-	if _, err := c.Images.Create(c.InNamespace(t, pin.Namespace), images.Image{Name: pin.LockRecord, Target: ocispec.Descriptor{MediaType: lock.MediaType, Digest: lock.Digest, Size: lock.Size}}); err != nil {
+	record := images.Image{Name: pin.LockRecord, Target: ocispec.Descriptor{MediaType: lock.MediaType, Digest: lock.Digest, Size: lock.Size}}
+	if _, err := c.Images.Create(c.InNamespace(t, pin.Namespace), record); err != nil {
 		t.Fatal(err)
 	}
-	err := n.checkFleet(t.Context(), config.Settings{})
-	if want("an applied lock", "", err); !errdefs.IsFailedPrecondition(err) {
-		t.Errorf("got %v, want ErrFailedPrecondition", err)
+	if err := n.checkLock(t.Context()); !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), "io.containerd.imagepin.part.v1.fleet") {
+		t.Errorf("an applied lock: got %v, want ErrFailedPrecondition with the plugin", err)
 	}
-	_, err = n.clusterOf(config.Cluster{Kubeconfig: "/etc/kubernetes/kubelet.conf"})
-	want("a cluster", "cluster.kubeconfig", err)
 	if c, err := n.clusterOf(config.Cluster{}); c != nil || err != nil {
 		t.Errorf("without a cluster: got %v, %v", c, err)
 	}

@@ -54,7 +54,10 @@ type active struct {
 func (n *Node) activate(s Setup) (*active, error) {
 	a := &active{Setup: s, pinnedImages: s.CRI.PinnedImages()}
 	loaded := func(name string) bool { _, ok := s.Snapshotters[name]; return ok }
-	var err error
+	err := s.Settings.CheckParts(n.hasPart)
+	if err != nil {
+		return nil, err
+	}
 	if a.runtimes, err = s.CRI.Handlers(s.Settings, loaded); err != nil {
 		return nil, err
 	}

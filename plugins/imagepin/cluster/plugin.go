@@ -11,13 +11,10 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin/pin/cluster"
 )
 
-// ID is the ID of the plugin.
-const ID = "cluster"
-
 func init() {
 	registry.Register(&plugin.Registration{
 		Type:   node.PartPlugin,
-		ID:     ID,
+		ID:     config.ClusterPart,
 		InitFn: func(*plugin.InitContext) (any, error) { return node.OpenCluster(Open), nil },
 	})
 }

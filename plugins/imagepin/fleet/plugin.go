@@ -15,12 +15,10 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin"
 	"github.com/imagepin/imagepin/pkg/imagepin/applied"
 	"github.com/imagepin/imagepin/pkg/imagepin/apply"
+	"github.com/imagepin/imagepin/pkg/imagepin/config"
 	"github.com/imagepin/imagepin/pkg/imagepin/fleet"
 	"github.com/imagepin/imagepin/pkg/imagepin/node"
 )
-
-// ID is the ID of the plugin.
-const ID = "fleet"
 
 // lockTopic is the topic of the event that the lock of the node has changed.
 const lockTopic = "/imagepin/lock/applied"
@@ -28,7 +26,7 @@ const lockTopic = "/imagepin/lock/applied"
 func init() {
 	registry.Register(&plugin.Registration{
 		Type:   node.PartPlugin,
-		ID:     ID,
+		ID:     config.FleetPart,
 		InitFn: func(*plugin.InitContext) (any, error) { return node.OpenFleet(Open), nil },
 	})
 }

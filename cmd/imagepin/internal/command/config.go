@@ -184,7 +184,8 @@ func (c *config) check() (imagepinconfig.Settings, []string, error) {
 		}
 	}
 	settings, warnings, err := imagepinconfig.CheckPlugins(c.Plugins, c.snapshotterProxies())
-	return settings, warnings, errors.Join(append(wrong, err)...)
+	enabled := func(part string) bool { return !slices.Contains(c.DisabledPlugins, imagepinconfig.PartType+"."+part) }
+	return settings, warnings, errors.Join(append(wrong, err, settings.CheckParts(enabled))...)
 }
 
 // verdict describes the effect of a valid configuration on imagepin.

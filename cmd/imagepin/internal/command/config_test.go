@@ -71,6 +71,10 @@ func TestConfigCheck(t *testing.T) {
 			files: []string{"c.toml", `[plugins."io.containerd.imagepin.v1.image"]`},
 			wrong: `unknown section (did you mean "io.containerd.imagepin.v1.images"?)`,
 		},
+		"cluster without its part": {
+			files: []string{"c.toml", "disabled_plugins = [\"io.containerd.imagepin.part.v1.cluster\"]\n[plugins.\"io.containerd.imagepin.v1.images\".cluster]\nkubeconfig = \"/kubeconfig\""},
+			wrong: "cluster.kubeconfig: plugin io.containerd.imagepin.part.v1.cluster is in disabled_plugins",
+		},
 		"cluster without effect": {
 			files: []string{"c.toml", sectionHeader + "[plugins.\"io.containerd.imagepin.v1.images\".cluster]\nkubeconfig = \"/kubeconfig\""},
 			valid: `OK for containerd, but [plugins."io.containerd.imagepin.v1.images".cluster] has no effect: no version_consistency is "workload"`,
