@@ -17,8 +17,12 @@ type Grown struct {
 
 // Of runs a function, and measures the heap at the end of each garbage collection while it runs, which are many. The result of the
 // function is in use until its memory is measured. Tests that run at the same time disturb it.
+//
+// One processor runs the function and the collections: what is allocated during a collection counts as used, and on a busy machine, the
+// function would run on while the system has stopped the thread of the collection.
 func Of[T any](t testing.TB, run func() T) (T, Grown) {
 	t.Helper()
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
 	defer debug.SetGCPercent(debug.SetGCPercent(20))
 	before := collected()
 	var peak atomic.Int64
