@@ -38,7 +38,9 @@ type fakeCluster struct {
 	owners  int    // requests for owners
 	refused int    // requests for a pod that is not said to be gone, which were refused
 	beside  func() // runs before a claim is decided
-	during  func() // runs during each lookup
+	// claimant runs once, during the request for the owner of a pod for which a pin was made.
+	claimant func()
+	during   func() // runs during each lookup
 	// pods are the owners of some pods, by UID. A pod without an owner is gone.
 	pods      map[string]*policy.Owner
 	ownerless bool // no pod has an owner
@@ -63,6 +65,10 @@ func webOwner(pod policy.Pod) *policy.Owner {
 }
 
 func (m *member) Owner(_ context.Context, pod policy.Pod) (*policy.Owner, error) {
+	if asked := m.claimant; asked != nil && pod.MayBeGone {
+		m.claimant = nil
+		asked()
+	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.owners++

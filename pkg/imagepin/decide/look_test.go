@@ -132,6 +132,21 @@ func TestPinRemovedWhileTheClusterIsAsked(t *testing.T) {
 	wantEqual(t, "claimed", version(e.member.pins["uid-1 "+e.ref.String()]), "new")
 }
 
+// TestPinRemovedWhileItsOwnerIsAsked does not claim a provisional pin without an owner that was removed during the request for the owner.
+func TestPinRemovedWhileItsOwnerIsAsked(t *testing.T) {
+	e := newMember(t, newFakeCluster(), false)
+	ownerless := e.id(policy.WorkloadScope("shop", "revision", "1"))
+	_, err := e.pins.MakeProvisional(e.ctx, ownerless, roots["old"], false, pin.Claimant{Name: "web-1-z", UID: webPod("web-1-z").UID})
+	noError(t, err)
+	e.registry.tag.Store("new")
+	e.member.claimant = func() {
+		_, err := e.pins.Remove(e.ctx, ownerless)
+		noError(t, err)
+	}
+	e.wantPull(t, webPod("web-1-z"), "new")
+	wantEqual(t, "claimed", version(e.member.pins["uid-1 "+e.ref.String()]), "new")
+}
+
 // TestClusterIsRemovedDuringAPull fails the claim as one of an API server that is away, so that the caller tries again without it.
 func TestClusterIsRemovedDuringAPull(t *testing.T) {
 	e := newEnv(t, policy.Rule{Behavior: policy.Default, Consistency: policy.Workload})

@@ -50,7 +50,11 @@ func (a *Authority) madeForOwner(ctx context.Context, ref reference.Named, pod p
 	if err != nil || !same {
 		return nil, err
 	}
-	return &ownerless, nil
+	// The pin can have been claimed, moved or removed during the request.
+	if now, ok := a.madeWithoutOwner(ref, pod); ok && *now.Provisional == *ownerless.Provisional {
+		return &now, nil
+	}
+	return nil, nil
 }
 
 // ownerRan reports whether the pod for which a provisional pin was made has the owner of pod. If that pod is gone, it fails
