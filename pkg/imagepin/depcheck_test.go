@@ -22,7 +22,7 @@ var layers = [][]string{
 	{"pkg/imagepin"},
 	{"pkg/imagepin/internal/blobs"},
 	{"pkg/imagepin/internal/lease", "pkg/imagepin/lock", "pkg/imagepin/pin", "pkg/imagepin/pin/cluster/kube"},
-	{"pkg/imagepin/retain", "pkg/imagepin/bandwidth", "pkg/imagepin/pin/cluster", "pkg/imagepin/bundle", "pkg/imagepin/applied"},
+	{"pkg/imagepin/retain", "pkg/imagepin/bandwidth", "pkg/imagepin/pin/cluster", "pkg/imagepin/pin/pintest", "pkg/imagepin/bundle", "pkg/imagepin/applied"},
 	{"pkg/imagepin/store", "pkg/imagepin/resolve", "pkg/imagepin/download"},
 	{"pkg/imagepin/decide", "pkg/imagepin/config", "pkg/imagepin/health", "pkg/imagepin/usage", "pkg/imagepin/compare", "pkg/imagepin/replace"},
 	{"pkg/imagepin/pull"},

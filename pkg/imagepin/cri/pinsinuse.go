@@ -83,8 +83,7 @@ func (s *containers) markPins(used map[pin.ID]bool, pod policy.Pod, reference, i
 		if err != nil {
 			continue
 		}
-		d, _ := s.Decider.EffectivePolicy(ref.String(), pod)
-		used[pin.ID{Scope: d.Scope, Ref: ref.String()}] = true
+		used[pin.ID{Scope: s.Decider.ScopeOf(ref.String(), pod), Ref: ref.String()}] = true
 	}
 }
 

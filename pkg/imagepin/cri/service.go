@@ -173,7 +173,8 @@ type Decider interface {
 // PodPins returns which pins a pod uses. It sends no request.
 type PodPins interface {
 	Scopes(pod policy.Pod) []policy.Scope
-	EffectivePolicy(ref string, pod policy.Pod) (effective policy.Decision, ignored []string)
+	// ScopeOf returns the scope of the pin that decides a normalized reference for a pod.
+	ScopeOf(ref string, pod policy.Pod) policy.Scope
 	// WithKnownOwner returns the pod with its owner as far as the node knows it.
 	WithKnownOwner(pod policy.Pod) policy.Pod
 }

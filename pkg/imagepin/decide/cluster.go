@@ -19,16 +19,7 @@ import (
 
 // Cluster is the authority for the pins that the nodes of a cluster share. [cluster.Authority] implements it.
 type Cluster interface {
-	// Shares reports whether a pod has the digest of a reference in common with the other nodes, unless the lock decides it.
-	Shares(ref string, pod policy.Pod) bool
-	// Ask asks what the cluster has for a reference and a pod that shares it, and writes nothing. Follow also records it.
-	Ask(ctx context.Context, ref reference.Named, pod policy.Pod) (pin.Shared, error)
-	Follow(ctx context.Context, ref reference.Named, pod policy.Pod) (policy.Pod, error)
-	// Known returns what Ask, Follow or Claim has read last for the pod's owner. The descriptor has only the digest.
-	Known(pod policy.Pod, ref string) (pin.Pin, bool)
-	// Claim pins a digest for the owner of a pod, unless it is pinned. It returns the pin that applies. recorded reports that the
-	// node has it.
-	Claim(ctx context.Context, use pin.FirstUse, root ocispec.Descriptor) (held pin.Pin, recorded bool, _ error)
+	pin.Authority
 	// LearnOwner reads the owner of a pod from the API server for later calls. WithKnownOwner returns the pod with its owner
 	// as far as the node knows it.
 	LearnOwner(ctx context.Context, pod policy.Pod)
@@ -36,43 +27,17 @@ type Cluster interface {
 }
 
 // noCluster is the authority of a node that has pins of its own only.
-type noCluster struct{}
-
-func (noCluster) Shares(string, policy.Pod) bool { return false }
-
-func (noCluster) Ask(_ context.Context, _ reference.Named, pod policy.Pod) (pin.Shared, error) {
-	return pin.Shared{Pod: pod}, nil
-}
-
-func (noCluster) Follow(_ context.Context, _ reference.Named, pod policy.Pod) (policy.Pod, error) {
-	return pod, nil
-}
-
-func (noCluster) Known(policy.Pod, string) (pin.Pin, bool) { return pin.Pin{}, false }
-
-func (noCluster) Claim(context.Context, pin.FirstUse, ocispec.Descriptor) (pin.Pin, bool, error) {
-	// A reload has removed the cluster since the decision. The next try decides without it.
-	return pin.Pin{}, false, fmt.Errorf("the node does not use the Kubernetes API any more: %w", errdefs.ErrUnavailable)
-}
+type noCluster struct{ pin.None }
 
 func (noCluster) LearnOwner(context.Context, policy.Pod) {}
 
 func (noCluster) WithKnownOwner(pod policy.Pod) policy.Pod { return pod }
 
-// shares reports whether the cluster is asked for a reference and a pod.
-func (d *Decider) shares(ref string, pod policy.Pod) bool {
-	_, locked := d.Locked(ref)
-	return !locked && d.cluster().Shares(ref, pod)
-}
+// LearnOwner asks for the owner of a pod whose images may be pinned in the cluster, so that later calls for the pod do not have to.
+func (d *Decider) LearnOwner(ctx context.Context, pod policy.Pod) { d.cluster().LearnOwner(ctx, pod) }
 
-// claimed returns the pin that the cluster has for a request, unless that is the digest of the node's copy.
-func (d *Decider) claimed(q Request, held *pin.Pin) (pin.Pin, bool) {
-	if q.Pod.Owner == nil || q.Policy.Scope != policy.OwnerScope(q.Pod.Namespace, *q.Pod.Owner) {
-		return pin.Pin{}, false
-	}
-	known, ok := d.cluster().Known(q.Pod, q.Ref.String())
-	return known, ok && (held == nil || held.Root.Digest != known.Root.Digest)
-}
+// WithKnownOwner returns the pod with its owner as far as the node knows it, without a request.
+func (d *Decider) WithKnownOwner(pod policy.Pod) policy.Pod { return d.cluster().WithKnownOwner(pod) }
 
 // decideClaimed decides for a tag whose digest the cluster has, and of which the node has no copy yet. It asks the
 // registry only if the digest is not on the node, or the credential has no proof. As for every tag, mirrors that may only
@@ -121,24 +86,16 @@ func goneFromCluster(q Request, known pin.Pin, err error) error {
 	}
 }
 
-// claimInCluster pins a verdict for its owner in the cluster. It fails with a *[MovedError] if the cluster has another digest.
-func (d *Decider) claimInCluster(ctx context.Context, v Verdict, use *pin.FirstUse) (pin.Pin, error) {
-	held, recorded, err := d.cluster().Claim(ctx, *use, v.Root)
-	if err != nil || recorded {
-		return held, err
-	}
-	q := Request{
+// decideMoved returns the verdict for the digest that another node has pinned in the cluster since v was decided.
+func (d *Decider) decideMoved(ctx context.Context, v Verdict, use *pin.FirstUse, now pin.Pin) (Verdict, error) {
+	moved, err := d.decideClaimed(ctx, Request{
 		Ref: v.Ref, Credential: v.Credential, Pod: use.Pod,
 		Policy: policy.Decision{Rule: policy.Rule{Retain: use.Retain}, Scope: use.ID.Scope, Namespace: use.Namespace},
-	}
-	moved, err := d.decideClaimed(ctx, q, held)
-	if err != nil {
-		return pin.Pin{}, err
-	}
-	if v.Registry != nil {
+	}, now)
+	if err == nil && v.Registry != nil {
 		moved.FirstUse.Registry = v.Registry.Digest
 	}
-	return pin.Pin{}, &MovedError{Verdict: moved}
+	return moved, err
 }
 
 // Describe returns the descriptor of a digest of ref's repository if the node has it.
@@ -163,7 +120,7 @@ func (d *Decider) DescribeAtRegistry(ctx context.Context, ref reference.Named, r
 	if err != nil {
 		return ocispec.Descriptor{}, err
 	}
-	v, err := d.ask(ctx, Request{Ref: byDigest}, byDigest, "")
+	v, err := d.resolve(ctx, Request{Ref: byDigest}, byDigest, "")
 	return v.Root, err
 }
 

@@ -265,9 +265,9 @@ func TestClusterContainer(t *testing.T) {
 	a.wantCopy(t, "old")
 	b.ref = a.ref
 	b.put(t, "new", ownTarget, imagepin.SourcePull, &resolve.Credential{}, 1)
-	held, scope, err := b.pinForPod(b.ctx, b.ref, webPod("web-1-b"))
-	if err != nil || scope != firstScope || held == nil || version(held.Root.Digest) != "old" {
-		t.Fatalf("got %+v, %v, want the cluster's digest", held, err)
+	q, err := b.described(b.ctx, b.ref, webPod("web-1-b"))
+	if err != nil || q.Policy.Scope != firstScope || q.Pin == nil || version(q.Pin.Root.Digest) != "old" {
+		t.Fatalf("got %+v, %v, want the cluster's digest", q, err)
 	}
 	if held, err = b.pinUse(b.ctx, Used{Ref: b.ref, pod: webPod("web-1-b"), Root: roots["new"], Verified: true}); err != nil || version(held.Root.Digest) != "old" {
 		t.Errorf("got %+v, %v, want the cluster's digest instead of the one on the node", held, err)

@@ -55,13 +55,13 @@ func (d *Decider) Use(ctx context.Context, u Use) (Used, error) {
 	}
 	used := Used{Root: u.Root, pod: u.Pod, lock: d.lock.Digest()}
 	if u.Ref != nil {
-		held, scope, err := d.pinForPod(ctx, u.Ref, u.Pod)
+		q, err := d.described(ctx, u.Ref, u.Pod)
 		if err != nil {
 			return used, err
 		}
 		// After a lock has moved the tag, the only entry of the image can be in a repository that it was copied to.
-		if u.InRepository || scope == policy.LockScope {
-			used.Ref, used.Pin, used.Scope = u.Ref, held, scope
+		if u.InRepository || q.Policy.Scope == policy.LockScope {
+			used.Ref, used.Pin, used.Scope = u.Ref, q.Pin, q.Policy.Scope
 		}
 	}
 	if used.Pin != nil {
@@ -74,24 +74,15 @@ func (d *Decider) Use(ctx context.Context, u Use) (Used, error) {
 	return used, d.checkInLock(ctx, ref, used.Root.Digest)
 }
 
-// pinForPod returns the pin that decides what a reference resolves to for the containers of a pod, or nil if it is not
-// pinned yet. scope is where the policy pins the reference for this pod, and "" if it does not.
-func (d *Decider) pinForPod(ctx context.Context, ref reference.Named, pod policy.Pod) (held *pin.Pin, scope policy.Scope, _ error) {
-	q, err := d.follow(ctx, ref, pod)
-	if err != nil {
-		return nil, "", err
+// described is request, with all of the descriptor that its pin has.
+func (d *Decider) described(ctx context.Context, ref reference.Named, pod policy.Pod) (Request, error) {
+	q, err := d.request(ctx, ref, pod)
+	if err != nil || q.Pin == nil || q.Pin.Described() {
+		return q, err
 	}
-	if held, err = d.pinOf(q); err != nil {
-		return nil, "", err
-	}
-	if known, ok := d.claimed(q, held); ok {
-		v, err := d.decideClaimed(ctx, q, known)
-		if err != nil {
-			return nil, "", err
-		}
-		held = &pin.Pin{ID: q.pinID(), Root: v.Root, MadeAt: known.MadeAt, By: pin.ByCluster}
-	}
-	return held, q.Policy.Scope, nil
+	v, err := d.decideClaimed(ctx, q, *q.Pin)
+	q.Pin = &pin.Pin{ID: q.pinID(), Root: v.Root, MadeAt: q.Pin.MadeAt, By: pin.ByCluster}
+	return q, err
 }
 
 // Confirm checks that what a container uses is still right when its images are ready, and makes the pins that these uses require: the
@@ -121,24 +112,18 @@ func (d *Decider) Confirm(ctx context.Context, all ...Used) (current bool, _ err
 // pinUse pins the reference of a use. It returns the pin that decides for the pod. It returns nil if the policy does not pin the
 // reference, or if it is not pinned and the use is not verified.
 func (d *Decider) pinUse(ctx context.Context, used Used) (*pin.Pin, error) {
-	q, err := d.follow(ctx, used.Ref, used.pod)
+	q, err := d.request(ctx, used.Ref, used.pod)
 	if err != nil || q.Policy.Scope == "" {
 		return nil, err
 	}
-	if q.Policy.Scope == policy.LockScope {
-		held, ok := d.Locked(q.Ref.String())
-		if !ok {
-			return nil, nil // the lock was removed
-		}
-		return &held, d.pins.Touch(ctx, held.ID)
-	}
-	known, claimed := d.claimed(q, nil)
-	if claimed && known.Root.Digest != used.Root.Digest {
-		return &known, nil
-	}
-	_, pinned := d.pins.Get(q.pinID())
-	if !pinned && !claimed && !used.Verified {
+	pinned := q.Pin != nil && q.Pin.Described()
+	switch {
+	case q.Pin != nil && q.Pin.Root.Digest != used.Root.Digest:
+		return q.Pin, nil
+	case q.Pin == nil && !used.Verified:
 		return nil, nil
+	case pinned && (q.Pin.By == pin.ByLock || q.Pin.By == pin.ByOperator): // no use makes these
+		return q.Pin, d.pins.Touch(ctx, q.Pin.ID)
 	}
 	if !pinned && q.Policy.Retain {
 		// Reserve first: there must be no pin if there is no space.

@@ -66,7 +66,10 @@ func TestCopiesNeedProof(t *testing.T) {
 				e.lock("old")
 				e.registry.status.Store(503)
 				for _, ref := range []reference.Named{e.ref, e.byDigest(t, "old")} {
-					v, err := e.Decide(e.ctx, Request{Ref: ref, Credential: c.caller, Policy: e.loggedPolicy(e.ctx, ref, policy.Pod{}), Target: ownTarget})
+					q, err := e.request(e.ctx, ref, policy.Pod{})
+					noError(t, err)
+					q.Credential, q.Target = c.caller, ownTarget
+					v, err := e.Decide(e.ctx, q)
 					// "once" uses only images that were pulled.
 					allowed := c.allowed && !(ref == e.ref && behavior == policy.Once && c.source == imagepin.SourceImported)
 					if (err == nil) != allowed || err != nil && !resolve.Unavailable(err) {
@@ -98,7 +101,8 @@ func TestUsedProof(t *testing.T) {
 			e.put(t, "old", ownTarget, imagepin.SourcePull, c.by, 1)
 			e.registry.status.Store(c.status)
 			pod := policy.Pod{Namespace: "shop"}
-			q := Request{Ref: e.ref, Credential: alice, Policy: e.loggedPolicy(e.ctx, e.ref, pod), Pod: pod, Target: ownTarget}
+			q := e.asked(t, pod)
+			q.Credential = alice
 			v, err := e.Decide(e.ctx, q)
 			noError(t, err)
 			want := e.resolver.Proof(e.ref, *c.by, roots["old"].Digest)

@@ -85,27 +85,17 @@ type Call struct {
 // Ask asks what the policy and the cluster say about a call, and records what it has learned from the cluster. The request is to be
 // decided by [Decider.Decide].
 //
-// It fails with [imagepin.NotInLock] (ErrPermissionDenied), [imagepin.ClusterUnavailable] (ErrUnavailable) and
-// [imagepin.ForeignPin] (ErrFailedPrecondition).
+// It fails with [imagepin.NotInLock] (ErrPermissionDenied), [imagepin.ClusterUnavailable] (ErrUnavailable),
+// [imagepin.ForeignPin] (ErrFailedPrecondition) and [imagepin.PinOfNewerRelease] (ErrNotImplemented).
 func (d *Decider) Ask(ctx context.Context, c Call) (Request, error) {
 	if !c.OutsideLock {
 		if err := d.checkInLock(ctx, c.Ref, ""); err != nil {
 			return Request{}, err
 		}
 	}
-	q, err := d.follow(ctx, c.Ref, c.Pod)
+	q, err := d.request(ctx, c.Ref, c.Pod)
 	q.Credential, q.Target = c.Credential, c.Target
 	return q, err
-}
-
-// follow returns the request for a reference and a pod, after the node's pin has been brought in line with the cluster's.
-func (d *Decider) follow(ctx context.Context, ref reference.Named, pod policy.Pod) (q Request, err error) {
-	if d.shares(ref.String(), pod) {
-		if pod, err = d.cluster().Follow(ctx, ref, pod); err != nil {
-			return q, err
-		}
-	}
-	return Request{Ref: ref, Policy: d.loggedPolicy(ctx, ref, pod), Pod: pod}, nil
 }
 
 // Request is the input of a decision. [Decider.Ask] returns it.
@@ -114,7 +104,9 @@ type Request struct {
 	Credential resolve.Credential
 	Policy     policy.Decision
 	// Pod is the pod of the call, with its owner.
-	Pod    policy.Pod
+	Pod policy.Pod
+	// Pin is the pin of the reference for the pod, or nil.
+	Pin    *pin.Pin
 	Target runtimeplatform.Target
 	// DryRun does not change pins.
 	DryRun bool
@@ -174,20 +166,15 @@ func (v Verdict) Retains() bool {
 // Decide resolves a reference to a digest: by the pin in its scope, by the image on the node if the pull behavior
 // allows that, or by a request to the registry.
 //
-// Errors are those of [resolve.Resolver.Resolve], PinnedDigestGone (ErrNotFound) and PinOfNewerRelease
-// (ErrNotImplemented).
+// Errors are those of [resolve.Resolver.Resolve] and PinnedDigestGone (ErrNotFound).
 func (d *Decider) Decide(ctx context.Context, q Request) (Verdict, error) {
 	if digested, ok := q.Ref.(reference.Digested); ok {
 		return d.decideDigest(ctx, q, digested.Digest())
 	}
-	pinned, err := d.pinOf(q)
-	if err != nil {
-		return Verdict{}, err
+	if q.Pin != nil && !q.Pin.Described() {
+		return d.decideClaimed(ctx, q, *q.Pin)
 	}
-	if known, ok := d.claimed(q, pinned); ok {
-		return d.decideClaimed(ctx, q, known)
-	}
-	v, err := d.decideTag(ctx, q, pinned)
+	v, err := d.decideTag(ctx, q, q.Pin)
 	if err != nil {
 		return v, err
 	}
@@ -207,7 +194,7 @@ func (d *Decider) decideDigest(ctx context.Context, q Request, root digest.Diges
 			return q.proved(local.Root, used, "the reference has a digest, which is on the node"), nil
 		}
 	}
-	return d.ask(ctx, q, q.Ref, "the reference has a digest")
+	return d.resolve(ctx, q, q.Ref, "the reference has a digest")
 }
 
 // decideTag resolves a tag without applying its pin. If the tag is pinned, only the pinned digest counts as the image
@@ -218,7 +205,7 @@ func (d *Decider) decideTag(ctx context.Context, q Request, pinned *pin.Pin) (Ve
 	if here && (behavior == policy.PreferCached || behavior == policy.Once && local.Source == imagepin.SourcePull) {
 		return d.authorize(ctx, q, local, fmt.Sprintf("the image is on the node, and pull_behavior is %q", behavior))
 	}
-	v, err := d.ask(ctx, q, q.Ref, "resolved by the registry")
+	v, err := d.resolve(ctx, q, q.Ref, "resolved by the registry")
 	if pinned != nil && errdefs.IsNotFound(err) {
 		v, err = d.withoutTag(ctx, q, *pinned, here, err)
 	}

@@ -139,7 +139,7 @@ func TestDecideFailsIfAPinCannotBeWritten(t *testing.T) {
 			e.make(t, policy.NodeScope, "old", pin.ByUse, false)
 			cause := errors.New("disk full")
 			e.Decider.pins = failingPins{e.pins, cause}
-			q := Request{Ref: e.ref, Policy: e.loggedPolicy(e.ctx, e.ref, policy.Pod{})}
+			q := e.asked(t, policy.Pod{})
 			if _, err := e.Decide(e.ctx, q); !errors.Is(err, cause) {
 				t.Errorf("got %v, want %v", err, cause)
 			}
@@ -156,7 +156,7 @@ func TestExpiredPin(t *testing.T) {
 	e.make(t, policy.NodeScope, "old", pin.ByUse, false)
 	e.registry.tag.Store("new")
 	e.Decider.pins = expiringPins{e.pins, e.id(policy.NodeScope)}
-	v, err := e.Decide(e.ctx, Request{Ref: e.ref, Policy: node})
+	v, err := e.Decide(e.ctx, e.asked(t, policy.Pod{}))
 	noError(t, err)
 	wantEqual(t, "digest", version(v.Root.Digest), "old")
 	if v.Pin != nil || v.FirstUse == nil || v.FirstUse.ID != e.id(policy.NodeScope) {
@@ -234,9 +234,9 @@ func TestWithoutTag(t *testing.T) {
 			}
 			e.registry.tag.Store("deleted")
 			e.registry.byDigest.Store(test.byDigest)
-			q := Request{Ref: e.ref, Policy: e.loggedPolicy(e.ctx, e.ref, pod), Target: ownTarget}
+			q := e.asked(t, pod)
 			if test.scope == policy.NodeScope {
-				q.Policy.Scope = policy.NodeScope
+				q.Policy.Scope, q.Pin = policy.NodeScope, e.inScope(e.id(policy.NodeScope)).Pin
 			}
 			v, err := e.Decide(e.ctx, q)
 			if test.requests > 0 { // after a 401, the authorizer asks again
@@ -343,19 +343,19 @@ func TestPinOfNewerRelease(t *testing.T) {
 	e := newEnv(t, policy.Rule{Behavior: policy.Default, Consistency: policy.Off})
 	e.unreadable(t, workload)
 	pod := policy.Pod{Namespace: "shop", Labels: map[string]string{"revision": "1"}}
-	effective, _ := e.EffectivePolicy(e.ref.String(), pod)
-	wantEqual(t, "scope", effective.Scope, workload)
-	_, err := e.Decide(e.ctx, Request{Ref: e.ref, Policy: effective})
+	wantEqual(t, "scope", e.ScopeOf(e.ref.String(), pod), workload)
+	_, err := e.Ask(e.ctx, Call{Ref: e.ref, Pod: pod})
 	wantError(t, err, imagepin.PinOfNewerRelease, errdefs.ErrNotImplemented)
 	wantEqual(t, "requests", e.registry.requests.Load(), 0)
-	_, _, err = e.pinForPod(e.ctx, e.ref, pod)
+	_, err = e.described(e.ctx, e.ref, pod)
 	wantError(t, err, imagepin.PinOfNewerRelease, errdefs.ErrNotImplemented)
-	effective, _ = e.EffectivePolicy(e.ref.String(), policy.Pod{Namespace: "other"})
-	wantEqual(t, "scope of another pod", effective.Scope, "")
+	_, _, err = e.Preview(e.ctx, Request{Ref: e.ref}, workload)
+	wantError(t, err, imagepin.PinOfNewerRelease, errdefs.ErrNotImplemented)
+	wantEqual(t, "scope of another pod", e.ScopeOf(e.ref.String(), policy.Pod{Namespace: "other"}), "")
 }
 
-// TestEffectivePolicy applies the pins that an operator has set.
-func TestEffectivePolicy(t *testing.T) {
+// TestScopeOf applies the pins that an operator has set.
+func TestScopeOf(t *testing.T) {
 	pod := policy.Pod{Namespace: "shop", Labels: map[string]string{"revision": "1"}}
 	type pins map[policy.Scope]pin.By
 	for name, test := range map[string]struct {
@@ -381,10 +381,10 @@ func TestEffectivePolicy(t *testing.T) {
 			for scope, by := range test.pins {
 				e.make(t, scope, "old", by, false)
 			}
-			effective, ignored := e.EffectivePolicy(e.ref.String(), pod)
-			wantEqual(t, "scope", effective.Scope, test.want)
-			wantEqual(t, "ignored", len(ignored), 0)
-			wantEqual(t, "consistency", effective.Consistency, test.consistency)
+			wantEqual(t, "scope", e.ScopeOf(e.ref.String(), pod), test.want)
+			q := e.asked(t, pod)
+			wantEqual(t, "scope of a request", q.Policy.Scope, test.want)
+			wantEqual(t, "consistency", q.Policy.Consistency, test.consistency)
 			wantEqual(t, "rule", e.Rule(e.ref.String()).Consistency, test.consistency)
 			if scopes := e.Scopes(pod); len(scopes) == 0 || scopes[0] != workload {
 				t.Errorf("got scopes %q, want %q first", scopes, workload)
@@ -393,19 +393,19 @@ func TestEffectivePolicy(t *testing.T) {
 	}
 }
 
-// TestIgnoredAnnotations are returned, and logged with the reference and the namespace.
+// TestIgnoredAnnotations are logged with the reference and the namespace.
 func TestIgnoredAnnotations(t *testing.T) {
 	e := newEnv(t, policy.Rule{Behavior: policy.Default, Consistency: policy.Off})
 	ctx, hook := logged(e.ctx)
-	e.loggedPolicy(ctx, e.ref, policy.Pod{Namespace: "shop"})
+	_, err := e.request(ctx, e.ref, policy.Pod{Namespace: "shop"})
+	noError(t, err)
 	wantEqual(t, "log entries without annotations", len(hook.AllEntries()), 0)
 	pod := policy.Pod{Namespace: "shop", Annotations: map[string]string{policy.BehaviorAnnotation: "always"}}
-	_, ignored := e.EffectivePolicy(e.ref.String(), pod)
-	wantEqual(t, "ignored", len(ignored), 1)
-	e.loggedPolicy(ctx, e.ref, pod)
+	_, err = e.request(ctx, e.ref, pod)
+	noError(t, err)
 	entry := hook.LastEntry()
-	if entry == nil || entry.Level != logrus.WarnLevel || !strings.Contains(entry.Message, ignored[0]) ||
+	if entry == nil || entry.Level != logrus.WarnLevel || !strings.Contains(entry.Message, policy.BehaviorAnnotation) ||
 		entry.Data["ref"] != e.ref.String() || entry.Data["namespace"] != "shop" {
-		t.Errorf("got log entry %+v, want a warning with %q", entry, ignored[0])
+		t.Errorf("got log entry %+v, want a warning with %q", entry, policy.BehaviorAnnotation)
 	}
 }

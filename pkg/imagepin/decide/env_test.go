@@ -225,6 +225,15 @@ func (e *env) put(t *testing.T, version string, target runtimeplatform.Target, s
 	}
 }
 
+// asked returns the request for the tag and a pod, with the target of the caller.
+func (e *env) asked(t *testing.T, pod policy.Pod) Request {
+	t.Helper()
+	q, err := e.request(e.ctx, e.ref, pod)
+	noError(t, err)
+	q.Target = ownTarget
+	return q
+}
+
 func (e *env) id(scope policy.Scope) pin.ID { return pin.ID{Scope: scope, Ref: e.ref.String()} }
 
 // pinned returns the version that the tag is pinned to in a scope, or "".

@@ -88,7 +88,7 @@ func (d *Decider) tagNow(ctx context.Context, v Verdict) string {
 		if err != nil {
 			return "the current digest of the tag is unknown: " + err.Error()
 		}
-		asked, err := d.ask(ctx, Request{Ref: tag, Credential: v.Credential}, tag, "")
+		asked, err := d.resolve(ctx, Request{Ref: tag, Credential: v.Credential}, tag, "")
 		switch {
 		case errdefs.IsNotFound(err):
 			return tagIsGone

@@ -48,9 +48,7 @@ func TestPinMayBeGone(t *testing.T) {
 			mirror.status.Store(404)
 			test.pin(t, e)
 			e.registry.Close()
-			q := Request{Ref: e.ref, Target: ownTarget}
-			q.Policy, _ = e.EffectivePolicy(e.ref.String(), policy.Pod{})
-			_, err := e.Decide(e.ctx, q)
+			_, err := e.Decide(e.ctx, e.asked(t, policy.Pod{}))
 			checkMayBeGone(t, e, err, []string{mirror.URL, e.registry.URL}, test.want)
 			if pinned := strings.Contains(err.Error(), "pinned"); test.want == nil && pinned {
 				t.Errorf("got %v for a tag without a pin", err)

@@ -142,7 +142,7 @@ func (l *losing) settlePrivate(t *testing.T) {
 }
 
 func (l *losing) lookup(t *testing.T) {
-	if _, err := l.follow(l.ctx, l.ref, webPod("web-1-b")); err != nil {
+	if _, err := l.request(l.ctx, l.ref, webPod("web-1-b")); err != nil {
 		t.Error(err)
 	}
 }

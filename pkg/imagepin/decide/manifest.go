@@ -62,7 +62,7 @@ func (d *Decider) hadTag(s SetPin) bool {
 // indexInRegistry returns the digest of the tag in the registry if it is an index that lists the manifest; otherwise "".
 // If the registry does not have the tag or does not answer, a pin to the manifest is allowed.
 func (d *Decider) indexInRegistry(ctx context.Context, s SetPin) digest.Digest {
-	v, err := d.ask(ctx, Request{Ref: s.Ref, Credential: s.Credential}, s.Ref, "")
+	v, err := d.resolve(ctx, Request{Ref: s.Ref, Credential: s.Credential}, s.Ref, "")
 	if err != nil || !images.IsIndexType(v.Root.MediaType) {
 		return ""
 	}

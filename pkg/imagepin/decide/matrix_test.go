@@ -271,10 +271,10 @@ func (e *env) start(t *testing.T, pulls bool, pod policy.Pod) (string, error) {
 	} else {
 		present := e.images.ByRef(e.ref.String())
 		run = present[slices.IndexFunc(present, func(i imagepin.Entry) bool { return i.Target == ownTarget })].Root.Digest
-		held, _, err := e.pinForPod(e.ctx, e.ref, pod)
+		q, err := e.described(e.ctx, e.ref, pod)
 		noError(t, err)
-		if held != nil { // ImageStatus reports only the pinned digest
-			run = held.Root.Digest
+		if q.Pin != nil { // ImageStatus reports only the pinned digest
+			run = q.Pin.Root.Digest
 			ready := func(i imagepin.Entry) bool { return i.Target == ownTarget }
 			if !slices.ContainsFunc(OfDigest(e.images, e.ref, run), ready) {
 				return "absent", nil

@@ -19,13 +19,26 @@ import (
 // Preview returns the verdict of [Decider.Decide] for a call without a pod, and the rule that applies. It changes
 // nothing. If scope is not empty, it replaces the scope of the rule.
 func (d *Decider) Preview(ctx context.Context, q Request, scope policy.Scope) (Verdict, policy.Rule, error) {
-	q.Policy, _ = d.EffectivePolicy(q.Ref.String(), policy.Pod{})
-	if scope != "" {
-		q.Policy.Scope = scope
+	question := d.question(q.Ref.String(), policy.Pod{})
+	answer := d.look(question)
+	if scope != "" && scope != answer.Scope {
+		answer = d.inScope(pin.ID{Scope: scope, Ref: q.Ref.String()})
 	}
-	q.DryRun = true
+	q.Policy, q.Pin, q.DryRun = question.Policy, answer.Pin, true
+	q.Policy.Scope = answer.Scope
+	if answer.Err != nil {
+		return Verdict{}, q.Policy.Rule, answer.Err
+	}
 	v, err := d.Decide(ctx, q)
 	return v, q.Policy.Rule, err
+}
+
+// inScope returns the answer of one scope.
+func (d *Decider) inScope(id pin.ID) pin.Answer {
+	if held, ok := d.pins.Get(id); ok {
+		return pin.Answer{Scope: id.Scope, Pin: &held}
+	}
+	return pin.Answer{Scope: id.Scope, Err: d.pins.CheckReadable(id)}
 }
 
 // SetPin is a pin that an operator sets.
@@ -43,15 +56,15 @@ type SetPin struct {
 	read *pin.Pin // if not nil, the pin must still be as it was read
 }
 
-// retains reports whether the pin retains its content. old is the pin before, or nil.
-func (s SetPin) retains(old *pin.Pin, rule policy.Rule) bool {
+// retains reports whether the pin retains its content. before reports whether it has until now.
+func (s SetPin) retains(before bool, rule policy.Rule) bool {
 	switch {
 	case rule.Retain:
 		return true
 	case s.Retain != nil:
 		return *s.Retain
 	}
-	return old != nil && old.Retain
+	return before
 }
 
 // SetPin pins a tag to a digest. It asks the registry for the digest, unless the digest is on the node and the
@@ -89,7 +102,7 @@ func (d *Decider) SetPin(ctx context.Context, s SetPin) (held pin.Pin, previous 
 	if ok {
 		previous, moving = old.Root.Digest, append(moving, old)
 	}
-	retain := s.retains(heldOrNil(old, ok), d.policy().Rule(s.Ref.String()))
+	retain := s.retains(old.Retain, d.policy().Rule(s.Ref.String()))
 	if retain {
 		release, err := d.reserve(ctx, "", nil, d.freedBy(moving, s.Digest), d.inRepository(s.Ref, s.Digest)...)
 		if err != nil {
@@ -142,7 +155,7 @@ func (d *Decider) Refresh(ctx context.Context, tag reference.Named, scope policy
 	if len(moves) == 0 && (scope != "" || len(r.Images) == 0) {
 		return r, nothingToRefresh(tag, scope)
 	}
-	v, err := d.ask(ctx, Request{Ref: tag, Credential: c}, tag, "resolved by the registry")
+	v, err := d.resolve(ctx, Request{Ref: tag, Credential: c}, tag, "resolved by the registry")
 	if err != nil {
 		return r, err
 	}

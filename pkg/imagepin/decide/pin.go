@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/containerd/errdefs"
 	"github.com/distribution/reference"
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
@@ -69,27 +70,12 @@ func (q Request) firstUse() *pin.FirstUse {
 
 // Key returns the same text for requests with the same outcome, without the credential. A request after a pin has moved has another
 // key than one before.
-func (d *Decider) Key(q Request) string {
+func (q Request) Key() string {
 	var pinned digest.Digest
-	if q.Policy.Scope != "" {
-		held, ok := d.pins.Get(q.pinID())
-		pinned = held.Root.Digest
-		if known, other := d.claimed(q, heldOrNil(held, ok)); other {
-			pinned = known.Root.Digest
-		}
+	if q.Pin != nil {
+		pinned = q.Pin.Root.Digest
 	}
 	return strings.Join([]string{q.Ref.String(), q.Target.String(), string(q.Policy.Behavior), string(q.Policy.Scope), pinned.String()}, "\x00")
-}
-
-// pinOf returns the pin for a request, or nil.
-func (d *Decider) pinOf(q Request) (*pin.Pin, error) {
-	if q.Policy.Scope == "" {
-		return nil, nil
-	}
-	if held, ok := d.pins.Get(q.pinID()); ok {
-		return &held, nil
-	}
-	return nil, d.pins.CheckReadable(q.pinID())
 }
 
 // MovedError means that a reference was pinned to another digest after the decision.
@@ -186,12 +172,27 @@ func (d *Decider) pinFirstUse(ctx context.Context, v Verdict) (Verdict, error) {
 	return v, nil
 }
 
-// makePin makes the pin of a verdict, unless the reference is pinned.
+// makePin makes the pin of a verdict, unless the reference is pinned. It fails with a *[MovedError] if another node was first.
 func (d *Decider) makePin(ctx context.Context, v Verdict, use *pin.FirstUse) (pin.Pin, error) {
-	if use.InCluster() {
-		return d.claimInCluster(ctx, v, use)
+	for _, a := range d.authorities() {
+		held, ok, err := a.Claim(ctx, *use, v.Root)
+		if err != nil {
+			return pin.Pin{}, err
+		}
+		if !ok {
+			continue
+		}
+		if held.Described() {
+			return held, nil
+		}
+		moved, err := d.decideMoved(ctx, v, use, held)
+		if err == nil {
+			err = &MovedError{Verdict: moved}
+		}
+		return pin.Pin{}, err
 	}
-	return d.pins.MakeForNamespace(ctx, use.Namespace, use.ID, v.Root, pin.ByUse, use.Retain)
+	// A reload has removed the cluster since the decision. The next try decides without it.
+	return pin.Pin{}, fmt.Errorf("the node does not use the Kubernetes API any more: %w", errdefs.ErrUnavailable)
 }
 
 // Current checks that a verdict is still right: it fails with a *[MovedError] if its pin has moved, or a lock has been applied, since

@@ -42,16 +42,14 @@ func wantMoved(t *testing.T, err error, to string) {
 // TestKey distinguishes requests by the pinned digest only if the policy pins the reference.
 func TestKey(t *testing.T) {
 	e := newEnv(t, policy.Rule{Behavior: policy.Default, Consistency: policy.Node})
-	q := Request{Ref: e.ref, Policy: node, Target: ownTarget}
+	q := e.asked(t, policy.Pod{})
 	key := func(scope policy.Scope, root digest.Digest) string {
 		return strings.Join([]string{e.ref.String(), ownTarget.String(), string(q.Policy.Behavior), string(scope), root.String()}, "\x00")
 	}
-	wantEqual(t, "without a pin", e.Key(q), key(policy.NodeScope, ""))
+	wantEqual(t, "without a pin", q.Key(), key(policy.NodeScope, ""))
 	e.make(t, policy.NodeScope, "old", pin.ByUse, false)
-	e.make(t, "", "old", pin.ByUse, false)
-	wantEqual(t, "with a pin", e.Key(q), key(policy.NodeScope, roots["old"].Digest))
-	q.Policy.Scope = ""
-	wantEqual(t, "without a scope", e.Key(q), key("", ""))
+	q = e.asked(t, policy.Pod{})
+	wantEqual(t, "with a pin", q.Key(), key(policy.NodeScope, roots["old"].Digest))
 }
 
 // TestReserve reserves space for the image of a verdict whose pin retains it.
@@ -263,23 +261,23 @@ func TestPinUseWithoutPolicy(t *testing.T) {
 func TestPinForPod(t *testing.T) {
 	e := newEnv(t, policy.Rule{Behavior: policy.Default, Consistency: policy.Off}, policy.Rule{Match: "**/team/*", Consistency: policy.Workload})
 	pod := policy.Pod{Namespace: "shop", Labels: map[string]string{"revision": "1"}}
-	held, scope, err := e.pinForPod(e.ctx, e.ref, pod)
+	q, err := e.described(e.ctx, e.ref, pod)
 	noError(t, err)
-	if held != nil || scope != workload {
-		t.Errorf("without a pin: got %v in scope %q, want none in %q", held, scope, workload)
+	if q.Pin != nil || q.Policy.Scope != workload {
+		t.Errorf("without a pin: got %v in scope %q, want none in %q", q.Pin, q.Policy.Scope, workload)
 	}
 	e.make(t, workload, "old", pin.ByUse, false)
-	held, scope, err = e.pinForPod(e.ctx, e.ref, pod)
+	q, err = e.described(e.ctx, e.ref, pod)
 	noError(t, err)
-	if held == nil || held.Scope != workload || scope != workload {
-		t.Errorf("with a pin: got %v in scope %q, want one in %q", held, scope, workload)
+	if q.Pin == nil || q.Pin.Scope != workload || q.Policy.Scope != workload {
+		t.Errorf("with a pin: got %v in scope %q, want one in %q", q.Pin, q.Policy.Scope, workload)
 	}
 	other, err := reference.ParseNormalizedNamed("registry.example/other:1")
 	noError(t, err)
-	held, scope, err = e.pinForPod(e.ctx, other, pod)
+	q, err = e.described(e.ctx, other, pod)
 	noError(t, err)
-	if held != nil || scope != "" {
-		t.Errorf("without a policy: got %v in scope %q, want none", held, scope)
+	if q.Pin != nil || q.Policy.Scope != "" {
+		t.Errorf("without a policy: got %v in scope %q, want none", q.Pin, q.Policy.Scope)
 	}
 }
 

@@ -59,7 +59,7 @@ func TestClusterSettles(t *testing.T) {
 			}
 			e.wantPull(t, webPod("web-1-b"), test.want)
 			e.wantCopy(t, test.want)
-			_, err := e.follow(e.ctx, e.ref, webPod("web-1-b")) // for the container
+			_, err := e.request(e.ctx, e.ref, webPod("web-1-b")) // for the container
 			noError(t, err)
 			wantEqual(t, "provisional pins", len(e.pins.Provisional()), 0)
 		})
@@ -103,7 +103,7 @@ func TestClusterProvisionalOfAnother(t *testing.T) {
 			}
 			e.registry.tag.Store("new")
 			e.wantPull(t, webPod("web-1-b"), test.want)
-			_, err := e.follow(e.ctx, e.ref, webPod("web-1-b")) // for the container
+			_, err := e.request(e.ctx, e.ref, webPod("web-1-b")) // for the container
 			noError(t, err)
 			e.wantCopy(t, test.want)
 			wantEqual(t, "provisional pins", len(e.pins.Provisional()), test.left)

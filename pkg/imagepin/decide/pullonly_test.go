@@ -108,7 +108,7 @@ func TestClusterPinOfContainerNeedsProof(t *testing.T) {
 	mirror := e.addOpenMirror(t)
 	c.pins["uid-1 "+e.ref.String()] = roots["old"].Digest
 	e.registry.status.Store(http.StatusUnauthorized)
-	_, _, err := e.pinForPod(e.ctx, e.ref, webPod("web-1-a"))
+	_, err := e.described(e.ctx, e.ref, webPod("web-1-a"))
 	wantError(t, err, imagepin.PullAccessDenied, errdefs.ErrUnauthenticated)
 	wantEqual(t, "requests to the mirror", mirror.requests.Load(), 0)
 }

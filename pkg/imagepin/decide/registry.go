@@ -18,8 +18,8 @@ type Registry interface {
 	Authorize(ctx context.Context, ref reference.Canonical, c resolve.Credential) (resolve.Resolved, error)
 }
 
-// ask resolves a reference at the registry.
-func (d *Decider) ask(ctx context.Context, q Request, ref reference.Named, why string) (Verdict, error) {
+// resolve resolves a reference at the registry.
+func (d *Decider) resolve(ctx context.Context, q Request, ref reference.Named, why string) (Verdict, error) {
 	r, err := d.registry.Resolve(ctx, ref, q.Credential)
 	return d.answer(q, r, err, why)
 }

@@ -111,7 +111,7 @@ func (p *Puller) ask(ctx context.Context, r Request) (decide.Request, error) {
 // key returns the same text for identical pulls only. A pull that begins after a pin has moved does not join a pull
 // that began before.
 func (p *Puller) key(q decide.Request, r Request) string {
-	key := p.decider.Key(q) + "\x00" + p.identity(q.Credential)
+	key := q.Key() + "\x00" + p.identity(q.Credential)
 	if r.Progress != nil {
 		key += "\x00" + fmt.Sprint(p.unshared.Add(1))
 	}

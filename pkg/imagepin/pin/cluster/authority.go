@@ -40,6 +40,7 @@ type Claimer interface {
 // Pins has the pins of the node, and so the copies of ImagePins. [pin.Store] implements it.
 type Pins interface {
 	Get(id pin.ID) (pin.Pin, bool)
+	CheckReadable(id pin.ID) error
 	List() []pin.Pin
 	Provisional() []pin.Pin
 	Follow(ctx context.Context, id pin.ID, root ocispec.Descriptor, retain bool, claimer string) (pin.Followed, error)
@@ -84,41 +85,42 @@ func New(c Config) *Authority {
 	return &Authority{claims: c.Claims, pins: c.Pins, node: c.Node, policy: c.Policy, strict: c.Strict}
 }
 
-// Shares reports whether a pod has the digest of a reference in common with the other nodes of the cluster, unless the node's
-// lock decides it.
-func (a *Authority) Shares(ref string, pod policy.Pod) bool {
-	if strings.Contains(ref, "@") || !mayHaveOwner(pod) {
-		return false
-	}
-	decision, _ := a.policy().Decide(ref, pod)
-	return decision.Consistency == policy.Workload
+// shares reports whether a pod has the digest of a reference in common with the other nodes of the cluster.
+func shares(q pin.Question) bool {
+	return q.Policy.Consistency == policy.Workload && !strings.Contains(q.Ref, "@") && mayHaveOwner(q.Pod)
 }
 
-// Ask asks what the cluster has for a reference and a pod that shares it, and writes nothing. The pod in the answer has its owner.
+// Look implements [pin.Authority]. The pod must have its owner.
+func (a *Authority) Look(q pin.Question) (pin.Answer, bool) {
+	if q.Pod.Owner == nil || !shares(q) {
+		return pin.Answer{}, false
+	}
+	return a.answer(q, found{pod: q.Pod}), true
+}
+
+// Ask implements [pin.Authority]. If q.Record is set, a pin of the node records the answer. If the node does not have the descriptor of
+// its digest, the pull of the image records it.
 //
 // If the API server does not answer, or has a foreign ImagePin, the node's copy of the pin applies. Without one, Ask fails with
 // [imagepin.ClusterUnavailable] (ErrUnavailable) or [imagepin.ForeignPin] (ErrFailedPrecondition), or returns a pod whose pins are
 // provisional.
-func (a *Authority) Ask(ctx context.Context, ref reference.Named, pod policy.Pod) (pin.Shared, error) {
-	f, err := a.ask(ctx, ref, pod)
+func (a *Authority) Ask(ctx context.Context, q pin.Question) (pin.Answer, bool, error) {
+	if !shares(q) {
+		return pin.Answer{}, false, nil
+	}
+	f, err := a.ask(ctx, q)
+	if err == nil && q.Record {
+		if err = a.record(ctx, q, f); err == nil {
+			f.provisional, f.dropped = nil, nil
+		}
+	}
 	if err != nil {
-		return a.withoutAnswer(ctx, ref, f.pod, err)
+		if f.pod, err = a.withoutAnswer(ctx, q, f.pod, err); err != nil {
+			return pin.Answer{}, false, err
+		}
+		f = found{pod: f.pod}
 	}
-	return f.answer(), nil
-}
-
-// Follow is [Authority.Ask]. It also records what it has learned, as a pin of the node. If the node does not have the descriptor
-// of the digest, the pull of the image records it.
-func (a *Authority) Follow(ctx context.Context, ref reference.Named, pod policy.Pod) (policy.Pod, error) {
-	f, err := a.ask(ctx, ref, pod)
-	if err == nil {
-		err = a.record(ctx, ref, f)
-	}
-	if err == nil {
-		return f.pod, nil
-	}
-	shared, err := a.withoutAnswer(ctx, ref, f.pod, err)
-	return shared.Pod, err
+	return a.answer(q, f), f.pod.Owner != nil || f.pod.Provisional, nil
 }
 
 // found is what the cluster and the node have for a reference and a pod.
@@ -131,32 +133,49 @@ type found struct {
 	dropped *pin.Pin
 }
 
-func (f found) answer() pin.Shared {
-	return pin.Shared{Pod: f.pod, Provisional: f.provisional, Dropped: f.dropped != nil}
+// answer returns the answer to a question after something was found.
+func (a *Authority) answer(q pin.Question, f found) pin.Answer {
+	answer := pin.Answer{Scope: q.Policy.Scope, Pin: f.provisional, Pod: f.pod}
+	if f.pod.Owner != nil {
+		answer.Scope = policy.OwnerScope(f.pod.Namespace, *f.pod.Owner)
+	}
+	if answer.Pin != nil {
+		return answer
+	}
+	id := pin.ID{Scope: answer.Scope, Ref: q.Ref}
+	if held, ok := a.pins.Get(id); !ok {
+		answer.Err = a.pins.CheckReadable(id)
+	} else if f.dropped == nil || held.By != pin.ByCluster {
+		answer.Pin = &held
+	}
+	if known, ok := a.claims.Known(f.pod, q.Ref); ok && (answer.Pin == nil || answer.Pin.Root.Digest != known.Digest) {
+		answer.Pin = pinOf(id, known)
+	}
+	return answer
 }
 
 // ask reads what the cluster and the node have.
-func (a *Authority) ask(ctx context.Context, ref reference.Named, pod policy.Pod) (f found, err error) {
-	f.pod = pod
-	owner, err := a.claims.Owner(ctx, pod)
+func (a *Authority) ask(ctx context.Context, q pin.Question) (f found, err error) {
+	f.pod = q.Pod
+	owner, err := a.claims.Owner(ctx, q.Pod)
 	if err != nil || owner == nil {
 		return f, err
 	}
 	f.pod.Owner = owner
-	held, ok := a.pins.Get(idOf(f.pod, ref.String()))
-	if f.claimed, err = a.claims.Lookup(ctx, f.pod, ref.String(), ok && held.By == pin.ByCluster); err != nil || f.claimed != "" {
+	held, ok := a.pins.Get(idOf(f.pod, q.Ref))
+	if f.claimed, err = a.claims.Lookup(ctx, f.pod, q.Ref, ok && held.By == pin.ByCluster); err != nil || f.claimed != "" {
 		return f, err
 	}
 	// The pin can have been claimed, moved or removed during the request.
-	held, ok = a.pins.Get(idOf(f.pod, ref.String()))
-	_, again := a.claims.Known(f.pod, ref.String())
+	held, ok = a.pins.Get(idOf(f.pod, q.Ref))
+	_, again := a.claims.Known(f.pod, q.Ref)
 	switch {
 	case ok && held.Provisional != nil:
 		f.provisional = &held
 	case ok && held.By == pin.ByCluster && !again:
 		f.dropped = &held
 	case !ok:
-		f.provisional, err = a.madeForOwner(ctx, ref, f.pod)
+		f.provisional, err = a.madeForOwner(ctx, q.Ref, f.pod)
 	}
 	return f, err
 }
@@ -167,12 +186,12 @@ func idOf(pod policy.Pod, ref string) pin.ID {
 }
 
 // record brings the node's pin in line with what was found.
-func (a *Authority) record(ctx context.Context, ref reference.Named, f found) error {
+func (a *Authority) record(ctx context.Context, q pin.Question, f found) error {
 	switch {
 	case f.pod.Owner == nil:
 		return nil
 	case f.claimed != "":
-		return a.recordClaimed(ctx, ref, f)
+		return a.recordClaimed(ctx, q, f)
 	case f.dropped != nil:
 		_, err := a.pins.Unfollow(ctx, *f.dropped)
 		return err
@@ -188,19 +207,22 @@ func (a *Authority) record(ctx context.Context, ref reference.Named, f found) er
 
 // recordClaimed records the node's copy of an ImagePin if the node has the descriptor of its digest, and removes a provisional pin
 // that was made while the owner was not known.
-func (a *Authority) recordClaimed(ctx context.Context, ref reference.Named, f found) error {
-	id := idOf(f.pod, ref.String())
+func (a *Authority) recordClaimed(ctx context.Context, q pin.Question, f found) error {
+	id := idOf(f.pod, q.Ref)
 	if held, ok := a.pins.Get(id); !ok || held.Root.Digest != f.claimed || held.Provisional != nil {
+		ref, err := reference.ParseNamed(q.Ref)
+		if err != nil {
+			return err
+		}
 		root, here := a.node.Describe(ref, f.claimed)
 		if !here {
 			return nil
 		}
-		decision, _ := a.policy().Decide(ref.String(), f.pod)
-		if _, err := a.keepCopy(ctx, f.pod, id, root, decision.Retain); err != nil {
+		if _, err := a.keepCopy(ctx, f.pod, id, root, q.Policy.Retain); err != nil {
 			return err
 		}
 	}
-	ownerless, ok := a.madeWithoutOwner(ref, f.pod)
+	ownerless, ok := a.madeWithoutOwner(q.Ref, f.pod)
 	if !ok {
 		return nil
 	}
@@ -238,56 +260,51 @@ func (a *Authority) copyTo(ctx context.Context, pod policy.Pod, id pin.ID, root 
 	return followed.Pin, err
 }
 
-// Known returns what the ImagePin of an image for the pod's owner, which the pod has, said when it was last read. The descriptor
-// has only the digest.
-func (a *Authority) Known(pod policy.Pod, ref string) (pin.Pin, bool) {
-	if pod.Owner == nil {
-		return pin.Pin{}, false
-	}
-	known, ok := a.claims.Known(pod, ref)
-	if !ok {
-		return pin.Pin{}, false
-	}
-	return pinOf(idOf(pod, ref), known), true
+// pinOf returns the pin that an ImagePin makes, with only the digest of its descriptor.
+func pinOf(id pin.ID, known Pinned) *pin.Pin {
+	return &pin.Pin{ID: id, Root: ocispec.Descriptor{Digest: known.Digest}, MadeAt: known.At, By: pin.ByCluster, Claimer: known.Node}
 }
 
-func pinOf(id pin.ID, known Pinned) pin.Pin {
-	return pin.Pin{ID: id, Root: ocispec.Descriptor{Digest: known.Digest}, MadeAt: known.At, By: pin.ByCluster, Claimer: known.Node}
+// Claim implements [pin.Authority]: it pins a digest for the owner of a pod in the cluster, and keeps a copy on the node. It returns the
+// pin of another node if that was first with another digest.
+func (a *Authority) Claim(ctx context.Context, use pin.FirstUse, root ocispec.Descriptor) (held pin.Pin, ok bool, err error) {
+	if !use.InCluster() {
+		return pin.Pin{}, false, nil
+	}
+	held, err = a.claim(ctx, use, root)
+	return held, err == nil, err
 }
 
-// Claim pins a digest for the owner of a pod in the cluster, and keeps a copy on the node. It returns the pin that applies: that of
-// another node if it was first, of which recorded is false, because the node has no copy of it yet.
-func (a *Authority) Claim(ctx context.Context, use pin.FirstUse, root ocispec.Descriptor) (held pin.Pin, recorded bool, err error) {
+// claim is Claim for a pin of the cluster.
+func (a *Authority) claim(ctx context.Context, use pin.FirstUse, root ocispec.Descriptor) (pin.Pin, error) {
 	if use.Pod.Provisional {
-		held, err = a.pinProvisionally(ctx, root, use, nil)
-		return held, err == nil, err
+		return a.pinProvisionally(ctx, root, use, nil)
 	}
 	claimed, err := withFailpoints(a.claims.Claim)(ctx, use.Pod, use.ID.Ref, root.Digest)
 	held, here := a.pins.Get(use.ID)
 	switch {
 	case noPin(err) && here && held.Provisional == nil:
-		return held, true, nil
+		return held, nil
 	case noPin(err) && !a.strict:
-		held, err = a.pinProvisionally(ctx, root, use, err)
-		return held, err == nil, err
+		return a.pinProvisionally(ctx, root, use, err)
 	case err != nil:
-		return pin.Pin{}, false, err
+		return pin.Pin{}, err
 	}
 	known, ok := a.claims.Known(use.Pod, use.ID.Ref)
 	if !ok {
 		known = Pinned{Digest: claimed}
 	}
 	if known.Digest != root.Digest {
-		return pinOf(use.ID, known), false, nil
+		return *pinOf(use.ID, known), nil
 	}
 	if here && held.Provisional == nil && held.Root.Digest == known.Digest && (held.Retain || !use.Retain) {
-		return held, true, nil
+		return held, nil
 	}
 	held, err = a.copyTo(ctx, use.Pod, use.ID, root, use.Retain)
 	if err == nil && use.Registry != "" {
 		err = a.pins.RecordDrift(ctx, use.ID, use.Registry)
 	}
-	return held, err == nil, err
+	return held, err
 }
 
 // claimFunc is the type of [Claimer.Claim].
@@ -312,23 +329,23 @@ func noPin(err error) bool {
 	return errdefs.IsUnavailable(err) || errors.As(err, &known) && known.Reason == imagepin.ForeignPin
 }
 
-// withoutAnswer returns the answer for a call while the cluster has no usable answer, or the error that it returned.
-func (a *Authority) withoutAnswer(ctx context.Context, ref reference.Named, pod policy.Pod, err error) (pin.Shared, error) {
+// withoutAnswer returns the pod whose pins apply while the cluster has no usable answer, or the error that it returned.
+func (a *Authority) withoutAnswer(ctx context.Context, q pin.Question, pod policy.Pod, err error) (policy.Pod, error) {
 	if !noPin(err) {
-		return pin.Shared{Pod: pod}, err
+		return pod, err
 	}
 	if !errdefs.IsUnavailable(err) && !a.strict {
-		log.G(ctx).WithError(err).WithField("ref", ref.String()).Warn("ignoring a foreign ImagePin")
+		log.G(ctx).WithError(err).WithField("ref", q.Ref).Warn("ignoring a foreign ImagePin")
 	}
 	pod = a.WithKnownOwner(pod)
 	if pod.Owner != nil {
-		if _, ok := a.pins.Get(idOf(pod, ref.String())); ok {
-			return pin.Shared{Pod: pod}, nil
+		if _, ok := a.pins.Get(idOf(pod, q.Ref)); ok {
+			return pod, nil
 		}
 	}
 	if a.strict {
-		return pin.Shared{Pod: pod}, err
+		return pod, err
 	}
 	pod.Provisional = true
-	return pin.Shared{Pod: pod}, nil
+	return pod, nil
 }

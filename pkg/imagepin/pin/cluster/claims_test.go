@@ -97,6 +97,12 @@ func (a *fakeAPI) set(d digest.Digest, err error) {
 	a.pin, a.err = d, err
 }
 
+func (a *fakeAPI) count(what string) int {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.asked[what]
+}
+
 // outcomes records what the observer is notified of.
 type outcomes struct {
 	mu  sync.Mutex

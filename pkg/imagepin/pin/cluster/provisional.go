@@ -15,7 +15,7 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin/policy"
 )
 
-// The states of the node's pin for an image of a revision. "Record" is a pull or a container ([Authority.Follow], [Authority.Claim]) or,
+// The states of the node's pin for an image of a revision. "Record" is a pull or a container ([Authority.Ask], [Authority.Claim]) or,
 // in the background, [Authority.Settle].
 //
 //	no pin ── first use, the API server does not answer ──▶ provisional
@@ -27,18 +27,18 @@ import (
 //	                                   └──── reported as lost ──────┘
 //
 // A provisional pin has the scope of the owner. If the owner is not known, it has the scope of the pod's labels, and is removed when
-// the owner has a copy. [Authority.Ask] answers in each state and changes none.
+// the owner has a copy. A status answers in each state and changes none.
 
 // madeWithoutOwner returns the provisional pin that was made for pods with the labels of pod while their owner was not known.
-func (a *Authority) madeWithoutOwner(ref reference.Named, pod policy.Pod) (_ pin.Pin, ok bool) {
-	held, ok := a.pins.Get(pin.ID{Scope: a.policy().LabelScope(pod), Ref: ref.String()})
+func (a *Authority) madeWithoutOwner(ref string, pod policy.Pod) (_ pin.Pin, ok bool) {
+	held, ok := a.pins.Get(pin.ID{Scope: a.policy().LabelScope(pod), Ref: ref})
 	return held, ok && held.Provisional != nil
 }
 
 // madeForOwner returns the provisional pin that was made for the owner of pod while the owner was not known, or nil. An owner that
 // was deleted and created again has the same labels. So the pod for which the pin was made must have the owner. If that pod
 // is gone, nobody knows its owner: madeForOwner returns no pin, so that the tag is resolved again.
-func (a *Authority) madeForOwner(ctx context.Context, ref reference.Named, pod policy.Pod) (*pin.Pin, error) {
+func (a *Authority) madeForOwner(ctx context.Context, ref string, pod policy.Pod) (*pin.Pin, error) {
 	ownerless, ok := a.madeWithoutOwner(ref, pod)
 	if !ok {
 		return nil, nil
