@@ -47,7 +47,7 @@ func (s *Store) withRoom(ctx context.Context, write func() (Pin, error)) (Pin, e
 }
 
 // evict removes one pin that counts against a namespace, is not in use, and was not set by an operator. It prefers pins
-// that do not retain, and then the least recently used pin. It holds no lock while it queries what is in use, and keeps
+// that do not retain, and then the least recently used pin. It holds no mutex while it queries what is in use, and keeps
 // pins that were used in the meantime. again reports whether there was room, which another caller may have taken since.
 func (s *Store) evict(ctx context.Context, namespace string) (again bool, _ error) {
 	candidates, room := s.evictable(namespace)
@@ -81,7 +81,7 @@ func (s *Store) evict(ctx context.Context, namespace string) (again bool, _ erro
 // for which may returns true. It removes the fewest for which enough returns true, and none if it never does. As
 // [Store.MakeForNamespace], it keeps pins that were used in the meantime.
 func (s *Store) EvictRetaining(ctx context.Context, may func(namespace string) bool, enough func(freed []digest.Digest) bool) (evicted bool, _ error) {
-	candidates := s.retainingUnlocked(func(p Pin) bool { return may(p.capNamespace()) && !s.lock.has(p.Root.Digest) })
+	candidates := s.removable(func(p Pin) bool { return may(p.capNamespace()) && !s.lock.has(p.Root.Digest) })
 	if len(candidates) == 0 || s.config.InUse == nil {
 		return false, nil
 	}
@@ -120,8 +120,8 @@ func (s *Store) evictAll(ctx context.Context, pins []Pin) (evicted bool, _ error
 	return evicted, nil
 }
 
-// retainingUnlocked returns the pins that retain each digest, least recently used first, without digests of which a pin must stay.
-func (s *table) retainingUnlocked(may func(Pin) bool) [][]Pin {
+// removable returns the pins that retain each digest, least recently used first, without digests of which a pin must stay.
+func (s *table) removable(may func(Pin) bool) [][]Pin {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
 	byRoot := make(map[digest.Digest][]Pin)
@@ -174,7 +174,7 @@ func (s *Store) Namespaces() map[string]int {
 	return maps.Clone(s.perNamespace)
 }
 
-// hasRoom reports whether the cap of a namespace is not full. The caller holds the lock.
+// hasRoom reports whether the cap of a namespace is not full. The caller holds the mutex.
 func (s *Store) hasRoom(namespace string) bool {
 	limit := s.config.MaxPerNamespace()
 	return limit <= 0 || s.perNamespace[namespace] < limit

@@ -209,7 +209,7 @@ func TestExpireRechecks(t *testing.T) {
 			id := nodeID("a")
 			must(t)(e.MakeForNamespace(e.ctx, "", id, root("a"), ByUse, false))
 			e.age(t, id, 40*24*time.Hour)
-			// The first call is after the listing, and the second call is under the lock of the pin.
+			// The first call is after the listing, and the second call is under the mutex of the pin.
 			calls := 0
 			inUse := func(ID) bool {
 				if calls++; calls > 1 {

@@ -64,7 +64,7 @@ func (s *Store) Check(ctx context.Context) (checked int, findings []Finding, _ e
 	return len(all) + len(unrecorded), findings, nil
 }
 
-// recheck checks one record under the lock of its pin, which may have changed since the records were listed. id is the
+// recheck checks one record under the mutex of its pin, which may have changed since the records were listed. id is the
 // active pin with the record's name, or the zero value.
 func (s *Store) recheck(ctx context.Context, name string, id ID) ([]Finding, error) {
 	if err := s.write.Lock(ctx, name); err != nil {

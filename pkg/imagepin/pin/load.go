@@ -13,7 +13,7 @@ import (
 // Load reads all pins. It logs and ignores records that it cannot read. The target
 // of such a record stays retained if its label says so. If Load fails, the pins stay as they are.
 //
-// Load takes no lock of a pin. What other calls write while it lists the records takes precedence over the list.
+// Load takes the mutex of no pin. What other calls write while it lists the records takes precedence over the list.
 func (s *Store) Load(ctx context.Context) error {
 	err := s.config.Namespaces.Create(ctx, Namespace, nil)
 	if err != nil && !errdefs.IsAlreadyExists(err) {
@@ -41,7 +41,7 @@ func (s *table) watchWrites(written map[string]bool) {
 }
 
 // noteWrite notes that a record was written or deleted. The list of a running Load may have its earlier state. The
-// caller holds the lock of the pin, and then calls set.
+// caller holds the mutex of the pin, and then calls set.
 func (s *table) noteWrite(record string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -77,7 +77,7 @@ func (l *lockPins) ofRoot(root digest.Digest) (pins []Pin) {
 	return pins
 }
 
-// countProofs adds n to the number of pins with the proofs of a pin. The caller holds the lock.
+// countProofs adds n to the number of pins with the proofs of a pin. The caller holds the mutex.
 func (l *lockPins) countProofs(p Pin, n int) {
 	for _, proof := range p.Proofs {
 		count(l.proofs, proof.MAC, n)

@@ -47,10 +47,10 @@ type Config struct {
 	// MaxPerNamespace returns how many pins a Kubernetes namespace or the node may have. Zero means no limit, and so
 	// does a nil function.
 	MaxPerNamespace func() int
-	// InUse returns the pins that containers on the node use. It is called without locks when a namespace has no room.
+	// InUse returns the pins that containers on the node use. It is called without a mutex when a namespace has no room.
 	// If it is nil, no pin is evicted.
 	InUse func(ctx context.Context) (map[ID]bool, error)
-	// Changed is called without locks after a pin has changed, to update what pins retain. roots are the old and the
+	// Changed is called without a mutex after a pin has changed, to update what pins retain. roots are the old and the
 	// new digest of the pin. The call that changed the pin returns its error. It may be nil.
 	Changed func(ctx context.Context, roots ...digest.Digest) error
 	// Notify is called for each event after it is durable. previous is the old digest of a pin that was moved. It may
@@ -65,7 +65,7 @@ type Store struct {
 	lock   lockPins
 	config Config
 	write  keyed.Mutex // by pin, makes reading, deciding and writing one step
-	makers keyed.Mutex // by cap namespace, locked after write, makes counting and writing a new pin one step
+	makers keyed.Mutex // by cap namespace, taken after write, makes counting and writing a new pin one step
 	loads  keyed.Mutex // by [Namespace], allows one Load at a time
 }
 
@@ -252,7 +252,7 @@ func (s *Store) Remove(ctx context.Context, id ID) (Pin, error) {
 }
 
 // Expire removes the pins that were not used since before, unless inUse reports that something on the node uses them.
-// Both are checked again under the lock of the pin.
+// Both are checked again under the mutex of the pin.
 func (s *Store) Expire(ctx context.Context, before time.Time, inUse func(ID) bool) error {
 	unused := func(p Pin) bool { return p.UsedAt.Before(before) && !inUse(p.ID) }
 	for _, p := range s.table.List() {
@@ -280,17 +280,17 @@ func Unknown(id ID) error {
 	}
 }
 
-// removeIf removes a pin if still reports true for it. still is called under the lock of the pin. removeIf returns
+// removeIf removes a pin if still reports true for it. still is called under the mutex of the pin. removeIf returns
 // [imagepin.UnknownPin] (ErrNotFound) if there is no pin.
 func (s *Store) removeIf(ctx context.Context, id ID, why Event, still func(Pin) bool) (p Pin, removed bool, err error) {
-	if p, removed, err = s.removeLocked(ctx, id, why, still); removed {
+	if p, removed, err = s.unset(ctx, id, why, still); removed {
 		err = s.config.Changed(ctx, p.Root.Digest)
 	}
 	return p, removed, err
 }
 
-// removeLocked is removeIf without the call to Changed. It locks the pin.
-func (s *Store) removeLocked(ctx context.Context, id ID, why Event, still func(Pin) bool) (_ Pin, removed bool, _ error) {
+// unset is removeIf without the call to Changed. It holds the mutex of the pin.
+func (s *Store) unset(ctx context.Context, id ID, why Event, still func(Pin) bool) (_ Pin, removed bool, _ error) {
 	if id.Scope == policy.LockScope {
 		return Pin{}, false, Locked(id.Ref)
 	}
@@ -319,7 +319,7 @@ func (s *Store) removeLocked(ctx context.Context, id ID, why Event, still func(P
 // pin. If it returns the same pointer, the pin stays as it is. A change that the record does not show, such as the hour
 // of use, is only made in memory.
 func (s *Store) change(ctx context.Context, id ID, decide func(old *Pin) (*Pin, Event, error)) (Pin, error) {
-	was, now, err := s.changeLocked(ctx, id, decide)
+	was, now, err := s.update(ctx, id, decide)
 	if err != nil || was != nil && was.Root.Digest == now.Root.Digest && was.Retain == now.Retain {
 		return now, err
 	}
@@ -330,8 +330,8 @@ func (s *Store) change(ctx context.Context, id ID, decide func(old *Pin) (*Pin, 
 	return now, s.config.Changed(ctx, roots...)
 }
 
-// changeLocked is change without the call to Changed. It locks the pin.
-func (s *Store) changeLocked(ctx context.Context, id ID, decide func(old *Pin) (*Pin, Event, error)) (was *Pin, now Pin, _ error) {
+// update is change without the call to Changed. It holds the mutex of the pin.
+func (s *Store) update(ctx context.Context, id ID, decide func(old *Pin) (*Pin, Event, error)) (was *Pin, now Pin, _ error) {
 	if id.Scope == policy.LockScope {
 		was, want, event, err := s.lock.change(id.Ref, decide)
 		if err != nil || want == nil {

@@ -94,7 +94,7 @@ func (s *table) set(id ID, p *Pin) {
 	s.clearIgnored(id.String())
 }
 
-// add adds a new pin. The caller holds the lock.
+// add adds a new pin. The caller holds the mutex.
 func (s *table) add(p Pin) {
 	s.pins[p.ID] = p
 	if s.byRef[p.Ref] == nil {
@@ -110,7 +110,7 @@ func (s *table) add(p Pin) {
 	}
 }
 
-// drop removes a pin. The caller holds the lock.
+// drop removes a pin. The caller holds the mutex.
 func (s *table) drop(p Pin) {
 	delete(s.pins, p.ID)
 	if delete(s.byRef[p.Ref], p.ID); len(s.byRef[p.Ref]) == 0 {

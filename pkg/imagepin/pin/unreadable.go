@@ -40,7 +40,7 @@ func newerError(id ID, err error) error {
 	}
 }
 
-// ignore adds an unreadable record. Its target stays retained. The caller holds the lock.
+// ignore adds an unreadable record. Its target stays retained. The caller holds the mutex.
 func (s *table) ignore(img images.Image, err error) {
 	u := unreadable{err: err, target: plain(img.Target), retains: img.Labels[labelRetain] == "true"}
 	s.ignored[img.Name] = u
@@ -49,7 +49,7 @@ func (s *table) ignore(img images.Image, err error) {
 	}
 }
 
-// clearIgnored removes an unreadable record from memory. The caller holds the lock.
+// clearIgnored removes an unreadable record from memory. The caller holds the mutex.
 func (s *table) clearIgnored(record string) {
 	u, ok := s.ignored[record]
 	if !ok {
