@@ -25,31 +25,35 @@ const (
 
 // pullImage makes an image ready for the target of the pod that it is pulled for.
 func (s *imageCalls) pullImage(ctx context.Context, r *runtime.PullImageRequest, _ func(context.Context, *runtime.PullImageRequest) (*runtime.PullImageResponse, error)) (*runtime.PullImageResponse, error) {
-	if err := imagepin.CheckReference(r.GetImage().GetImage()); err != nil {
-		logPullFailed(ctx, r, "", err)
+	pulled, target, err := s.pull(ctx, r)
+	if err != nil {
+		logPullFailed(ctx, r, target, err)
 		return nil, err
+	}
+	ref := normalized(r.GetImage().GetImage())
+	s.answered.Add(ref, answer{pulled, s.isTagged(ref)})
+	s.warnUserMismatch(ctx, pulled)
+	return &runtime.PullImageResponse{ImageRef: pulled.ImageID.String()}, nil
+}
+
+// pull is pullImage without its response. target is empty if it fails before the target is known.
+func (s *imageCalls) pull(ctx context.Context, r *runtime.PullImageRequest) (_ imagepin.Entry, target string, _ error) {
+	name := r.GetImage().GetImage()
+	if err := imagepin.CheckReference(name); err != nil {
+		return imagepin.Entry{}, "", err
 	}
 	c, err := s.callerOf(ctx, r.GetImage(), r.GetSandboxConfig(), false)
 	if err != nil {
-		logPullFailed(ctx, r, "", err)
-		return nil, err
+		return imagepin.Entry{}, "", err
 	}
-	name := r.GetImage().GetImage()
+	target = c.runtime.Target.String()
 	if err := s.waitCompared(ctx, normalized(name)); err != nil {
-		logPullFailed(ctx, r, c.runtime.Target.String(), err)
-		return nil, err
+		return imagepin.Entry{}, target, err
 	}
 	pulled, err := s.Puller.Pull(bandwidth.ForPod(s.namespaced(ctx)), pull.Request{
 		Ref: name, Runtime: c.runtime, Credential: credential(r.GetAuth()), Pod: podOf(r.GetSandboxConfig()),
 	})
-	if err != nil {
-		logPullFailed(ctx, r, c.runtime.Target.String(), err)
-		return nil, err
-	}
-	ref := normalized(name)
-	s.answered.Add(ref, answer{pulled.Entry, s.isTagged(ref)})
-	s.warnUserMismatch(ctx, pulled.Entry)
-	return &runtime.PullImageResponse{ImageRef: pulled.ImageID.String()}, nil
+	return pulled.Entry, target, err
 }
 
 // logPullFailed logs a PullImage that failed. target is empty if the call failed before its target was known.
