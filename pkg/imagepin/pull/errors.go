@@ -41,9 +41,9 @@ func complete(err error, reason imagepin.Reason, ref string, t runtimeplatform.T
 	}
 	e := &imagepin.Error{Reason: reason, Ref: ref, Target: t.String(), Class: errdefs.Resolve(err), Err: resolve.RedactError(err)}
 	damage := new(blobs.Damage)
-	switch local, isLocal := errno.Local(err); {
-	case isLocal && !AtRegistry(err) && !errors.As(err, &damage):
-		explainLocal(e, local, t.Snapshotter)
+	switch cause := errno.CauseOf(err); {
+	case cause.Local() && !AtRegistry(err) && !errors.As(err, &damage):
+		explainLocal(e, cause, t.Snapshotter)
 	case errors.As(err, &damage):
 		e.Reason, e.Class = imagepin.ContentDamaged, errdefs.ErrDataLoss
 		e.Hint = "The node's disk lost or changed a part of the image. Run imagepin check --deep --repair when the registry is reachable."
@@ -54,7 +54,7 @@ func complete(err error, reason imagepin.Reason, ref string, t runtimeplatform.T
 		e.Hint = "A part of the image is missing on the node: run imagepin check --repair."
 	case errdefs.IsNotFound(err):
 		e.Hint = "The registry no longer has a part of the image: push it again, or use another digest."
-	case errno.Network(err) || isLocal:
+	case cause.Kind != errno.Other:
 		e.Class = errdefs.ErrUnavailable
 		e.Hint = "Check the network to the registry and its mirrors."
 	case errdefs.IsUnavailable(err) && !AtRegistry(err): // kubelet takes this class for that of a registry

@@ -14,9 +14,9 @@ import (
 
 // explainLocal sets the message, the class and the hint of an error of this node. The registry is not the cause, so that the
 // class is never ErrUnavailable.
-func explainLocal(e *imagepin.Error, no syscall.Errno, snapshotter string) {
+func explainLocal(e *imagepin.Error, cause errno.Cause, snapshotter string) {
 	e.Message, e.Class = "an error of the node, not of the registry", errdefs.ErrInternal
-	switch errno.KindOf(no) {
+	switch cause.Kind {
 	case errno.Space:
 		e.Class = errdefs.ErrResourceExhausted
 		e.Hint = "Free space on the filesystem of containerd's root. Inodes and quotas can be used up, too."
@@ -34,7 +34,7 @@ func explainLocal(e *imagepin.Error, no syscall.Errno, snapshotter string) {
 		return
 	}
 	e.Hint = fmt.Sprintf("The filesystem of snapshotter %s cannot store this layer. ", snapshotter)
-	switch no {
+	switch cause.Number {
 	case syscall.EEXIST:
 		e.Hint += "The layer has two entries of one name, or a file and its whiteout. Build the image again."
 	case syscall.ENAMETOOLONG:

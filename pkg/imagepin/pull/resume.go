@@ -99,7 +99,7 @@ func keeps(err error) bool {
 			return false
 		}
 	}
-	if _, local := errno.Local(err); local && !AtRegistry(err) && !errno.Passing(err) {
+	if errno.CauseOf(err).Kind == errno.Request && !AtRegistry(err) {
 		return false // it fails again, for example a file of a layer that the file system cannot store
 	}
 	if AtRegistry(err) && (errors.Is(err, io.ErrUnexpectedEOF) || errno.Network(err)) {

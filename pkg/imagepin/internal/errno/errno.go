@@ -11,10 +11,49 @@ import (
 	"github.com/containerd/errdefs"
 )
 
-// Local returns the number of an error of this node, for example of a file. ok is false if err has no number, or one of
-// a network connection: in a *net.OpError or a *net.DNSError. An error that has crossed containerd's socket keeps only
-// its text (errgrpc.ToNative of containerd/errdefs), with the class ErrUnknown.
-func Local(err error) (no syscall.Errno, ok bool) {
+// Cause is what has caused an error.
+type Cause struct {
+	Kind Kind
+	// Number is the number of an error of this node; 0 for other errors.
+	Number syscall.Errno
+}
+
+// Kind is what an error is about.
+type Kind int
+
+const (
+	// Other: neither the network nor the file systems of this node.
+	Other Kind = iota
+	// Connection: a connection of the network.
+	Connection
+	// Request: what was requested, for example a file of a layer that the file system cannot store. It fails again.
+	Request
+	// Space: a file system or a quota is full.
+	Space
+	// Limit: a limit of the process or of the node is reached.
+	Limit
+	// Disk: the disk or its file system has failed, or is read-only.
+	Disk
+)
+
+// Local reports whether the error is one of this node.
+func (c Cause) Local() bool { return c.Kind >= Request }
+
+// CauseOf returns the cause of err. The number of a *net.OpError or a *net.DNSError is one of the network. An error that has crossed
+// containerd's socket keeps only its text (errgrpc.ToNative of containerd/errdefs), with the class ErrUnknown.
+func CauseOf(err error) Cause {
+	no, ok := local(err)
+	switch {
+	case ok:
+		return Cause{kindOf(no), no}
+	case Network(err):
+		return Cause{Kind: Connection}
+	}
+	return Cause{}
+}
+
+// local returns the number of an error of this node.
+func local(err error) (no syscall.Errno, ok bool) {
 	visit(err, func(err error) bool {
 		switch e := err.(type) {
 		case *net.OpError, *net.DNSError:
@@ -39,28 +78,7 @@ func Local(err error) (no syscall.Errno, ok bool) {
 	return no, ok
 }
 
-// Is reports whether the number of an error of this node is one of numbers.
-func Is(err error, numbers ...syscall.Errno) bool {
-	no, ok := Local(err)
-	return ok && slices.Contains(numbers, no)
-}
-
-// Kind is what the number of an error of this node is about.
-type Kind int
-
-const (
-	// Request: what was requested, for example a file of a layer that the file system cannot store. It fails again.
-	Request Kind = iota
-	// Space: a file system or a quota is full.
-	Space
-	// Limit: a limit of the process or of the node is reached.
-	Limit
-	// Disk: the disk or its file system has failed, or is read-only.
-	Disk
-)
-
-// KindOf returns the kind of a number.
-func KindOf(no syscall.Errno) Kind {
+func kindOf(no syscall.Errno) Kind {
 	switch no {
 	case syscall.ENOSPC, syscall.EDQUOT:
 		return Space
@@ -72,17 +90,17 @@ func KindOf(no syscall.Errno) Kind {
 	return Request
 }
 
-// NoSpace reports whether a file system or a quota is full.
-func NoSpace(err error) bool {
-	no, ok := Local(err)
-	return ok && KindOf(no) == Space
+// Is reports whether the number of an error of this node is one of numbers.
+func Is(err error, numbers ...syscall.Errno) bool {
+	no, ok := local(err)
+	return ok && slices.Contains(numbers, no)
 }
 
+// NoSpace reports whether a file system or a quota is full.
+func NoSpace(err error) bool { return CauseOf(err).Kind == Space }
+
 // Passing reports whether err is about the state of this node, so that the same request can succeed later.
-func Passing(err error) bool {
-	no, ok := Local(err)
-	return ok && KindOf(no) != Request
-}
+func Passing(err error) bool { return CauseOf(err).Kind >= Space }
 
 // Network reports whether err is an error of a network connection.
 func Network(err error) bool {

@@ -52,14 +52,15 @@ func TestUnpackErrors(t *testing.T) {
 				if where == "text with class" && (name == "remark" || name == "joined") {
 					continue
 				}
-				if got, ok := Local(err); !ok || got != no {
-					t.Errorf("%s, %s, %s: got %v, %v", no, name, where, got, ok)
+				cause := CauseOf(err)
+				if !cause.Local() || cause.Number != no {
+					t.Errorf("%s, %s, %s: got %+v", no, name, where, cause)
 				}
 				if !Is(err, no) || Is(err, no+1) || NoSpace(err) != (no == syscall.ENOSPC || no == syscall.EDQUOT) {
-					t.Errorf("%s, %s, %s: Is and NoSpace contradict Local", no, name, where)
+					t.Errorf("%s, %s, %s: Is and NoSpace contradict CauseOf", no, name, where)
 				}
-				if Passing(err) != (KindOf(no) != Request) {
-					t.Errorf("%s, %s, %s: Passing contradicts KindOf", no, name, where)
+				if Passing(err) != (cause.Kind != Request) {
+					t.Errorf("%s, %s, %s: Passing contradicts CauseOf", no, name, where)
 				}
 				if Network(err) != (where == "beside a network") {
 					t.Errorf("%s, %s, %s: Network returned %v", no, name, where, Network(err))
@@ -81,8 +82,8 @@ func TestNetworkErrors(t *testing.T) {
 		"files":     &net.OpError{Op: "dial", Err: os.NewSyscallError("socket", syscall.EMFILE)},
 	} {
 		for _, err := range []error{err, fmt.Errorf("fetch: %w", err), errors.Join(errors.New("x"), err)} {
-			if no, ok := Local(err); ok || !Network(err) {
-				t.Errorf("%s: got %v, %v, %v", name, no, ok, Network(err))
+			if cause := CauseOf(err); cause != (Cause{Kind: Connection}) || !Network(err) {
+				t.Errorf("%s: got %+v, %v", name, cause, Network(err))
 			}
 		}
 	}
@@ -98,8 +99,8 @@ func TestOtherErrors(t *testing.T) {
 		onSocket(status.Error(codes.Unavailable, "dial: no such file or directory")),
 		errors.New("open /a: no space left on device/b: unexpected EOF"),
 	} {
-		if no, ok := Local(err); ok || Network(err) || NoSpace(err) || Passing(err) {
-			t.Errorf("%v: got %v, %v, %v", err, no, ok, Network(err))
+		if cause := CauseOf(err); cause != (Cause{}) || Network(err) || NoSpace(err) || Passing(err) {
+			t.Errorf("%v: got %+v, %v", err, cause, Network(err))
 		}
 	}
 }
