@@ -1,0 +1,111 @@
+package decide
+
+import (
+	"testing"
+
+	"github.com/containerd/errdefs"
+
+	"github.com/imagepin/imagepin/pkg/imagepin"
+	"github.com/imagepin/imagepin/pkg/imagepin/pin"
+	"github.com/imagepin/imagepin/pkg/imagepin/policy"
+	"github.com/imagepin/imagepin/pkg/imagepin/resolve"
+)
+
+// TestConfirm confirms a use until its pin moves.
+func TestConfirm(t *testing.T) {
+	e := newEnv(t, policy.Rule{Behavior: policy.Default, Consistency: policy.Node})
+	e.put(t, "old", ownTarget, imagepin.SourcePull, &resolve.Credential{}, 1)
+	used, err := e.Use(e.ctx, Use{Name: e.ref.String(), Image: e.byDigest(t, "old"), Ref: e.ref, InRepository: true, Root: roots["old"]})
+	noError(t, err)
+	used.Verified = true
+	for _, test := range []struct {
+		before  func()
+		current bool
+	}{
+		{func() {}, true},
+		{func() { wantEqual(t, "pinned", e.pinned(policy.NodeScope), "old") }, true},
+		{func() {
+			_, err := e.pins.Move(e.ctx, e.id(policy.NodeScope), roots["new"], pin.ByOperator, false)
+			noError(t, err)
+		}, false},
+	} {
+		test.before()
+		current, err := e.Confirm(e.ctx, used)
+		noError(t, err)
+		wantEqual(t, "current", current, test.current)
+	}
+}
+
+// TestOperatorsPinIsNotClaimed runs the digest that an operator has set for this node, and leaves the cluster alone.
+func TestOperatorsPinIsNotClaimed(t *testing.T) {
+	c := newFakeCluster()
+	e := newMember(t, c, false)
+	e.put(t, "old", ownTarget, imagepin.SourcePull, &resolve.Credential{}, 1)
+	for _, scope := range []policy.Scope{policy.NodeScope, policy.WorkloadScope("shop", "revision", "1")} {
+		held := e.make(t, scope, "old", pin.ByOperator, false)
+		now, err := e.pinUse(e.ctx, Used{Ref: e.ref, pod: webPod("web-1-a"), Root: roots["old"], Verified: true})
+		noError(t, err)
+		wantEqual(t, "the pin that decides", now.ID, held.ID)
+		wantEqual(t, "pins of the cluster", len(c.pins), 0)
+		_, err = e.pins.Remove(e.ctx, held.ID)
+		noError(t, err)
+	}
+}
+
+// TestUnreadableCopy fails for a copy of an ImagePin that a newer release has written, whether the cluster has the ImagePin or not. A
+// status shows the digest of the cluster.
+func TestUnreadableCopy(t *testing.T) {
+	c := newFakeCluster()
+	e := newMember(t, c, false)
+	e.unreadable(t, firstScope)
+	for _, pinned := range []string{"", "old"} {
+		if pinned != "" {
+			c.pins["uid-1 "+e.ref.String()] = roots[pinned].Digest
+		}
+		_, err := e.Ask(e.ctx, Call{Ref: e.ref, Pod: webPod("web-1-a")})
+		wantError(t, err, imagepin.PinOfNewerRelease, errdefs.ErrNotImplemented)
+		root, ok, err := e.Look(e.ctx, e.ref.String(), webPod("web-1-a"))
+		if err != nil || ok != (pinned != "") || ok && version(root.Digest()) != pinned {
+			t.Errorf("status: got %v, %t, %v, want %q", root, ok, err, pinned)
+		}
+	}
+	wantEqual(t, "requests to the registry", e.registry.requests.Load(), 0)
+}
+
+// TestCopyWithoutRoom fails a call whose copy of an ImagePin must retain content for which there is no room.
+func TestCopyWithoutRoom(t *testing.T) {
+	e := newEnv(t, policy.Rule{Behavior: policy.Default, Consistency: policy.Workload, Retain: true})
+	e.join(newFakeCluster(), false)
+	e.put(t, "old", ownTarget, imagepin.SourcePull, &resolve.Credential{}, 1)
+	e.member.pins["uid-1 "+e.ref.String()] = roots["old"].Digest
+	e.retained.full = true
+	_, err := e.Ask(e.ctx, Call{Ref: e.ref, Pod: webPod("web-1-a")})
+	wantError(t, err, imagepin.RetainLimitReached, errdefs.ErrResourceExhausted)
+	wantEqual(t, "pins", len(e.pins.List()), 0)
+}
+
+// TestClaimOfAProvisionalPinIsRefused returns the error of the API server, and the pin stays as it is.
+func TestClaimOfAProvisionalPinIsRefused(t *testing.T) {
+	c := newFakeCluster()
+	e := newMember(t, c, false)
+	c.refuses = errAway
+	e.wantPull(t, webPod("web-1-a"), "old")
+	c.refuses = nil
+	c.beside = func() { c.refuses = errdefs.ErrPermissionDenied }
+	if _, err := e.Ask(e.ctx, Call{Ref: e.ref, Pod: webPod("web-1-a")}); !errdefs.IsPermissionDenied(err) {
+		t.Errorf("got %v, want that of the API server", err)
+	}
+	wantEqual(t, "provisional pins", len(e.pins.Provisional()), 1)
+}
+
+// TestDescribe finds the descriptor of a digest that only a pin has.
+func TestDescribe(t *testing.T) {
+	e := newEnv(t, policy.Rule{Behavior: policy.Default, Consistency: policy.Node})
+	if _, ok := e.Describe(e.ref, roots["old"].Digest); ok {
+		t.Error("described a digest that nothing has")
+	}
+	e.make(t, policy.NodeScope, "old", pin.ByUse, false)
+	if desc, ok := e.Describe(e.ref, roots["old"].Digest); !ok || desc.Size != roots["old"].Size {
+		t.Errorf("got %+v, %t", desc, ok)
+	}
+}
