@@ -32,7 +32,7 @@ import (
 	"github.com/imagepin/imagepin/pkg/runtimeplatform"
 )
 
-// Config has the dependencies of a Server. All fields are required, except Locks.
+// Config has the dependencies of a Server. All fields are required, except Locks and Unverified.
 type Config struct {
 	Images      Images
 	Puller      Puller

@@ -1,9 +1,11 @@
 package policy
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/containerd/errdefs"
@@ -116,21 +118,29 @@ func New(defaults Rule, rules []Rule, workloadLabels []string) (*Policy, error) 
 
 // check checks the values of a rule.
 func (p *Policy) check(r Rule) *Error {
-	if !slices.Contains([]Behavior{Default, Always, Once, PreferCached}, r.Behavior) {
-		return &Error{Key: "pull_behavior", Value: string(r.Behavior),
-			Err: fmt.Errorf("must be one of %q, %q, %q, %q", Default, Always, Once, PreferCached)}
-	}
-	if !slices.Contains([]Consistency{Off, Node, Workload}, r.Consistency) {
-		return &Error{Key: "version_consistency", Value: string(r.Consistency),
-			Err: fmt.Errorf("must be one of %q, %q, %q", Off, Node, Workload)}
-	}
-	if !slices.Contains([]Locked{LockedOff, LockedWarn, LockedStrict}, r.Locked) {
-		return &Error{Key: "locked", Value: string(r.Locked), Err: fmt.Errorf("must be one of %q, %q, %q", LockedOff, LockedWarn, LockedStrict)}
+	if err := cmp.Or(
+		oneOf("pull_behavior", r.Behavior, Default, Always, Once, PreferCached),
+		oneOf("version_consistency", r.Consistency, Off, Node, Workload),
+		oneOf("locked", r.Locked, LockedOff, LockedWarn, LockedStrict),
+	); err != nil {
+		return err
 	}
 	if r.Consistency == Workload && len(p.labels) == 0 {
 		return &Error{Key: "version_consistency", Value: string(r.Consistency), Err: errors.New("needs a label in workload_labels")}
 	}
 	return nil
+}
+
+// oneOf checks that the value of a key is one of all.
+func oneOf[T ~string](key string, value T, all ...T) *Error {
+	if slices.Contains(all, value) {
+		return nil
+	}
+	var names []string
+	for _, name := range all {
+		names = append(names, strconv.Quote(string(name)))
+	}
+	return &Error{Key: key, Value: string(value), Err: errors.New("must be one of " + strings.Join(names, ", "))}
 }
 
 // Error is an invalid field of a policy. It is an ErrInvalidArgument.
