@@ -11,7 +11,7 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin/resolve"
 )
 
-// TestConfirm confirms a use until its pin moves.
+// TestConfirm confirms a use until its pin moves, or the lock changes against which it was checked.
 func TestConfirm(t *testing.T) {
 	e := newEnv(t, policy.Rule{Behavior: policy.Default, Consistency: policy.Node})
 	e.put(t, "old", ownTarget, imagepin.SourcePull, &resolve.Credential{}, 1)
@@ -34,6 +34,23 @@ func TestConfirm(t *testing.T) {
 		noError(t, err)
 		wantEqual(t, "current", current, test.current)
 	}
+	e.Decider.lock = namesOf{"any": true}
+	current, err := e.Confirm(e.ctx, Used{Root: roots["old"]})
+	noError(t, err)
+	wantEqual(t, "current after a lock was applied", current, false)
+}
+
+// TestUseOfALockedTag checks the tag of a use against the lock, and without one the digest.
+func TestUseOfALockedTag(t *testing.T) {
+	e := newEnv(t, policy.Rule{Behavior: policy.Default, Consistency: policy.Off, Locked: policy.LockedStrict})
+	e.lock("old")
+	e.Decider.lock = namesOf{}
+	use := Use{Name: e.ref.String(), Image: e.byDigest(t, "old"), Ref: e.ref, InRepository: true, Root: roots["old"]}
+	_, err := e.Use(e.ctx, use)
+	noError(t, err)
+	use.Ref = nil
+	_, err = e.Use(e.ctx, use)
+	wantError(t, err, imagepin.NotInLock, errdefs.ErrPermissionDenied)
 }
 
 // TestOperatorsPinIsNotClaimed runs the digest that an operator has set for this node, and leaves the cluster alone.

@@ -95,7 +95,7 @@ type Pin struct {
 }
 
 // Described reports whether the pin has all of its descriptor. A pin of the cluster of which the node has no copy has only the digest.
-func (p Pin) Described() bool { return p.Root.MediaType != "" }
+func (p Pin) Described() bool { return p.By != ByCluster || p.Root.MediaType != "" }
 
 // Drift is a registry tag that has moved away from its pin.
 type Drift struct {
