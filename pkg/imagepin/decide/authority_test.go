@@ -115,6 +115,22 @@ func TestClaimOfAProvisionalPinIsRefused(t *testing.T) {
 	wantEqual(t, "provisional pins", len(e.pins.Provisional()), 1)
 }
 
+// TestAnotherNodeWasFirst runs the digest of the cluster in the call that claims a provisional pin and finds that another node was first.
+func TestAnotherNodeWasFirst(t *testing.T) {
+	c := newFakeCluster()
+	e := newMember(t, c, false)
+	c.refuses = errAway
+	e.wantPull(t, webPod("web-1-a"), "old")
+	c.refuses = nil
+	e.put(t, "new", ownTarget, imagepin.SourcePull, &resolve.Credential{}, 1)
+	c.beside = func() { c.pins["uid-1 "+e.ref.String()] = roots["new"].Digest }
+	q, err := e.Ask(e.ctx, Call{Ref: e.ref, Pod: webPod("web-1-b")})
+	noError(t, err)
+	if q.Pin == nil || version(q.Pin.Root.Digest) != "new" || q.Pin.Provisional != nil {
+		t.Errorf("got %+v, want the copy of the cluster's pin", q.Pin)
+	}
+}
+
 // TestDescribe finds the descriptor of a digest that only a pin has.
 func TestDescribe(t *testing.T) {
 	e := newEnv(t, policy.Rule{Behavior: policy.Default, Consistency: policy.Node})
