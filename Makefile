@@ -46,7 +46,7 @@ kubectl-imagepin: ## bin/kubectl-imagepin, the kubectl plugin
 	cd cmd/kubectl-imagepin && $(GO) build -ldflags '-s -w' -o $(abspath $(BIN))/ .
 
 .PHONY: test-binaries
-test-binaries: | build ## bin/containerd-stock and bin/runc, for the tests and the demo
+test-binaries: | build ## bin/containerd-stock, bin/containerd-core, bin/imagepin-core and bin/runc, for the tests and the demo
 	GO=$(GO) hack/test-binaries.sh
 
 .PHONY: crash-binaries

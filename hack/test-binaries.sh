@@ -2,6 +2,8 @@
 # Builds into bin/ what the integration tests and the demo need in addition to `make build`:
 #
 #   containerd-stock  containerd of the version in go.mod, without imagepin, for comparison and rollback
+#   containerd-core, imagepin-core
+#                     without the parts of imagepin that a build can leave out
 #   containerd-failpoints, imagepin-failpoints
 #                     only with the argument crash: with failpoints, where tests can kill them
 #   containerd-race, imagepin-race
@@ -42,6 +44,10 @@ CGO_ENABLED=0 "$GO" build -trimpath \
     -ldflags '-s -w' -o "$bin/skopeocopy" ./skopeocopy)
 
 ours="-X github.com/containerd/containerd/v2/version.Version=$containerd+imagepin"
+echo "containerd-core"
+CGO_ENABLED=0 "$GO" build -trimpath -tags no_cluster,no_fleet -ldflags "-s -w $ours" -o "$bin/containerd-core" ./cmd/containerd
+echo "imagepin-core"
+CGO_ENABLED=0 "$GO" build -trimpath -tags no_cluster,no_fleet -ldflags "-s -w" -o "$bin/imagepin-core" ./cmd/imagepin
 if [ "${1:-}" = crash ]; then
     echo "containerd-failpoints"
     CGO_ENABLED=0 "$GO" build -trimpath -tags failpoints -ldflags "-s -w $ours" -o "$bin/containerd-failpoints" ./cmd/containerd

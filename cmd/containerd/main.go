@@ -1,4 +1,5 @@
-// Command containerd is containerd with all of its own plugins and imagepin.
+// Command containerd is containerd with all of its own plugins and imagepin. The build tags no_cluster and no_fleet leave out parts of
+// imagepin.
 package main
 
 import (
@@ -11,8 +12,6 @@ import (
 	_ "github.com/containerd/containerd/v2/cmd/containerd/builtins"
 
 	"github.com/imagepin/imagepin/plugins/imagepin"
-	_ "github.com/imagepin/imagepin/plugins/imagepin/cluster"
-	_ "github.com/imagepin/imagepin/plugins/imagepin/fleet"
 )
 
 func main() {
