@@ -9,14 +9,13 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"slices"
-	"strings"
 
 	"github.com/containerd/errdefs"
 	"github.com/opencontainers/go-digest"
 
 	"github.com/imagepin/imagepin/pkg/imagepin"
 	"github.com/imagepin/imagepin/pkg/imagepin/bundle"
+	"github.com/imagepin/imagepin/pkg/imagepin/config"
 	"github.com/imagepin/imagepin/pkg/imagepin/lock"
 )
 
@@ -99,10 +98,10 @@ func nothingDropped(s Settings) error {
 // that is no bundle, and with [imagepin.InvalidRequest] for a directory or a file that others than its owner can write, or that root
 // or this user does not own.
 func readDropped(locksDir, bundlesDir string) (d dropped, err error) {
-	if d.locks, err = listDir(locksDir, ".yaml", ".yml", ".json"); err != nil {
+	if d.locks, err = listDir(locksDir, config.IsLockName); err != nil {
 		return d, err
 	}
-	if d.bundles, err = listDir(bundlesDir, ".tar", ".tar.zst"); err != nil {
+	if d.bundles, err = listDir(bundlesDir, config.IsBundleName); err != nil {
 		return d, err
 	}
 	id := digest.Canonical.Digester()
@@ -134,9 +133,8 @@ func lockFileDigest(path string) (digest.Digest, error) {
 	return digest.FromReader(io.LimitReader(f, lock.MaxSize+1))
 }
 
-// listDir returns the files of a directory whose names have one of some ends, sorted. Files whose names begin with a dot are
-// ignored, so that a file can be written there and then renamed.
-func listDir(dir string, ends ...string) (paths []string, _ error) {
+// listDir returns the files of a directory that are locks or bundles by their names, sorted.
+func listDir(dir string, is func(name string) bool) (paths []string, _ error) {
 	if dir == "" {
 		return nil, nil
 	}
@@ -151,7 +149,7 @@ func listDir(dir string, ends ...string) (paths []string, _ error) {
 		return nil, err
 	}
 	for _, f := range files {
-		if strings.HasPrefix(f.Name(), ".") || !slices.ContainsFunc(ends, func(end string) bool { return strings.HasSuffix(f.Name(), end) }) {
+		if !is(f.Name()) {
 			continue
 		}
 		path := filepath.Join(dir, f.Name())

@@ -18,11 +18,15 @@ func (s Settings) CheckParts(has func(part string) bool) error {
 	var errs []error
 	check := func(part, key string, set bool) {
 		if set && !has(part) {
-			errs = append(errs, keyError(key, fmt.Errorf("plugin %s.%s is in disabled_plugins, or not in this build", PartType, part)))
+			errs = append(errs, keyError(key, errors.New(withoutPart(part))))
 		}
 	}
 	check(ClusterPart, "cluster.kubeconfig", s.Cluster.Kubeconfig != "")
 	check(FleetPart, "locks_directory", s.LocksDirectory != "" && s.LocksDirectory != defaultLocksDirectory)
 	check(FleetPart, "bundles_directory", s.BundlesDirectory != "" && s.BundlesDirectory != defaultBundlesDirectory)
 	return errors.Join(errs...)
+}
+
+func withoutPart(part string) string {
+	return fmt.Sprintf("plugin %s.%s is in disabled_plugins, or not in this build", PartType, part)
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/containerd/containerd/v2/core/leases"
 	"github.com/containerd/containerd/v2/core/snapshots"
 	"github.com/containerd/containerd/v2/pkg/namespaces"
+	"github.com/containerd/log"
 	"github.com/opencontainers/go-digest"
 	"github.com/prometheus/client_golang/prometheus"
 
@@ -184,6 +185,11 @@ func New(c Config) (*Node, error) {
 	n.active.Store(first)
 	if err := n.checkLock(context.Background()); err != nil {
 		return nil, err
+	}
+	if n.fleet == nil {
+		if w := first.Settings.UnusedDrops(); w != "" {
+			log.L.Warn(w)
+		}
 	}
 	n.bandwidth.load(c.NodeKey, first.Settings.MaxDownloadRate)
 	return n, nil
