@@ -17,19 +17,10 @@ func writeLock(r *testkit.Rig, name string, locked map[string]string) string {
 	return r.WriteLock(name, locked)
 }
 
-// imagepinWants runs imagepin and fails the test unless it ends with a code and prints all words.
+// imagepinWants is [testkit.Rig.WantOperator].
 func imagepinWants(r *testkit.Rig, code int, args []string, words ...string) string {
 	r.T.Helper()
-	out, got := r.Operator(args...)
-	if got != code {
-		r.T.Errorf("imagepin %s: exit code %d, want %d:\n%s", strings.Join(args, " "), got, code, out)
-	}
-	for _, w := range words {
-		if !strings.Contains(out, w) {
-			r.T.Errorf("imagepin %s: no %q in:\n%s", strings.Join(args, " "), w, out)
-		}
-	}
-	return out
+	return r.WantOperator(code, args, words...)
 }
 
 // TestApplyFromRegistry applies locks whose images are in a registry: pods run what the lock names, whatever the tag is, until

@@ -126,48 +126,55 @@ func TestWrongConfig(t *testing.T) {
 			if err := n.Launch(ctx); err != nil {
 				t.Fatal(err)
 			}
-			testkit.Eventually(t, "containerd answers", func(ctx context.Context) (bool, error) {
-				n.Conn().ResetConnectBackoff()
-				_, err := n.Client().Version(ctx)
-				return err == nil, nil
-			})
-			for service, err := range map[string]error{
-				"RuntimeService": errOf(n.Runtime().Version(ctx, &cri.VersionRequest{})),
-				"ImageService":   errOf(n.Images().ListImages(ctx, &cri.ListImagesRequest{})),
-			} {
-				if status.Code(err) != codes.Unimplemented {
-					t.Errorf("%s: got %v, want Unimplemented", service, err)
-				}
-			}
 			where := fmt.Sprintf("[plugins.%q]", c.section)
 			if c.key != "" {
 				where += " " + c.key
 			}
-			where += ": "
-			var logged string
-			for l := range strings.Lines(n.Logs()) {
-				l = strings.ReplaceAll(l, "\\", "")
-				if strings.Contains(l, "failed to load plugin") && strings.Contains(l, where) {
-					logged += l
-				}
-			}
-			for _, want := range append([]string{where}, c.wants...) {
-				if !strings.Contains(logged, want) {
-					t.Errorf("the logged error does not contain %q:\n%s", want, logged)
-				}
-			}
-			if !slices.ContainsFunc(strings.Split(n.Logs(), "\n"), func(l string) bool {
-				return strings.Contains(l, "level=error") && strings.Contains(l, "not serving the CRI, because imagepin failed to load")
-			}) {
-				t.Error("the log has no error about the CRI")
-			}
-			out, err := exec.CommandContext(ctx, filepath.Join(node.BinDir(), "imagepin"), "--address", n.Address(), "images").CombinedOutput()
-			for _, want := range append([]string{"imagepin: imagepin failed to load in containerd at " + n.Address() + ": " + where, "imagepin config check"}, c.wants...) {
-				if err == nil || !strings.Contains(string(out), want) {
-					t.Errorf("imagepin images: got %v, printed %q, want an error with %q", err, out, want)
-				}
-			}
+			wantNoCRI(t, n, append([]string{where + ": "}, c.wants...)...)
 		})
+	}
+}
+
+// wantNoCRI checks that a containerd that was launched serves no CRI, and that the log and the imagepin command say why: with a text
+// that begins with the first of wants, and has all of them.
+func wantNoCRI(t *testing.T, n *node.Node, wants ...string) {
+	t.Helper()
+	ctx := testkit.Context(t)
+	testkit.Eventually(t, "containerd answers", func(ctx context.Context) (bool, error) {
+		n.Conn().ResetConnectBackoff()
+		_, err := n.Client().Version(ctx)
+		return err == nil, nil
+	})
+	for service, err := range map[string]error{
+		"RuntimeService": errOf(n.Runtime().Version(ctx, &cri.VersionRequest{})),
+		"ImageService":   errOf(n.Images().ListImages(ctx, &cri.ListImagesRequest{})),
+	} {
+		if status.Code(err) != codes.Unimplemented {
+			t.Errorf("%s: got %v, want Unimplemented", service, err)
+		}
+	}
+	var logged string
+	for l := range strings.Lines(n.Logs()) {
+		l = strings.ReplaceAll(l, "\\", "")
+		if strings.Contains(l, "failed to load plugin") && strings.Contains(l, wants[0]) {
+			logged += l
+		}
+	}
+	for _, want := range wants {
+		if !strings.Contains(logged, want) {
+			t.Errorf("the logged error does not contain %q:\n%s", want, logged)
+		}
+	}
+	if !slices.ContainsFunc(strings.Split(n.Logs(), "\n"), func(l string) bool {
+		return strings.Contains(l, "level=error") && strings.Contains(l, "not serving the CRI, because imagepin failed to load")
+	}) {
+		t.Error("the log has no error about the CRI")
+	}
+	out, err := exec.CommandContext(ctx, filepath.Join(node.BinDir(), "imagepin"), "--address", n.Address(), "images").CombinedOutput()
+	for _, want := range append([]string{"imagepin: imagepin failed to load in containerd at " + n.Address() + ": " + wants[0], "imagepin config check"}, wants...) {
+		if err == nil || !strings.Contains(string(out), want) {
+			t.Errorf("imagepin images: got %v, printed %q, want an error with %q", err, out, want)
+		}
 	}
 }
 

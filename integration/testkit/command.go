@@ -17,6 +17,21 @@ func (r *Rig) Operator(args ...string) (string, int) {
 	return string(out), cmd.ProcessState.ExitCode()
 }
 
+// WantOperator is [Rig.Operator], and fails the test unless the command ends with a code and prints all words. It returns the output.
+func (r *Rig) WantOperator(code int, args []string, words ...string) string {
+	r.T.Helper()
+	out, got := r.Operator(args...)
+	if got != code {
+		r.T.Errorf("imagepin %s: exit code %d, want %d:\n%s", strings.Join(args, " "), got, code, out)
+	}
+	for _, w := range words {
+		if !strings.Contains(out, w) {
+			r.T.Errorf("imagepin %s: no %q in:\n%s", strings.Join(args, " "), w, out)
+		}
+	}
+	return out
+}
+
 // DigestIn returns the digest of a reference by digest.
 func DigestIn(ref string) string {
 	_, d, _ := strings.Cut(ref, "@")
