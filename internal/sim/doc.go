@@ -11,7 +11,7 @@
 // testdata/found.md lists the bugs that the simulator has found.
 //
 // At the end of a history no new calls start, events are delivered, grace times pass, and garbage is collected. Then
-// the node must satisfy the checks of integration/checker.
+// the node must satisfy package invariants, as in integration/checker.
 //
 //	IMAGEPIN_SIM_SEED=17 go test -v -run TestHistories ./internal/sim      replays one history and prints it
 //	IMAGEPIN_SIM_HISTORIES=100000 go test -timeout 24h -run TestHistories ./internal/sim

@@ -16,6 +16,7 @@ import (
 	runtime "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	api "github.com/imagepin/imagepin/api/imagepin/v1"
+	"github.com/imagepin/imagepin/internal/invariants"
 	"github.com/imagepin/imagepin/pkg/imagepin/lock"
 )
 
@@ -127,14 +128,17 @@ func (s *lockState) pins() map[string]digest.Digest {
 // decides returns the digest that the lock decides for a reference, or "".
 func (s *lockState) decides(ref string) digest.Digest { return s.pins()[ref] }
 
-// retains reports whether the lock, or the one before it, retains a digest.
-func (s *lockState) retains(d digest.Digest) bool {
-	if s == nil {
-		return false
+// roots returns the digests of the images of the lock and the one before it.
+func (s *lockState) roots() map[digest.Digest]bool {
+	all := make(map[digest.Digest]bool)
+	for _, l := range []*lock.Lock{s.current, s.previous} {
+		if l != nil {
+			for _, i := range l.Images {
+				all[i.Ref.Digest()] = true
+			}
+		}
 	}
-	return slices.ContainsFunc([]*lock.Lock{s.current, s.previous}, func(l *lock.Lock) bool {
-		return l != nil && slices.ContainsFunc(l.Images, func(i lock.Image) bool { return i.Ref.Digest() == d })
-	})
+	return all
 }
 
 func inPins(ctx context.Context) context.Context { return namespaces.WithNamespace(ctx, "imagepin") }
@@ -290,18 +294,18 @@ func (c *check) locked() {
 	}
 	if err := c.w.blobs.Walk(inPins(c.ctx), func(i content.Info) error {
 		if i.Digest != blob {
-			c.w.wrong(leakedContent, "content %s of a lock leaked", i.Digest)
+			c.w.wrong(invariants.LeakedContent, "content %s of a lock leaked", i.Digest)
 		}
 		return nil
 	}); err != nil {
-		c.w.wrong(leakedContent, "%v", err)
+		c.w.wrong(invariants.LeakedContent, "%v", err)
 	}
 	all, err := c.w.leases.List(inPins(c.ctx))
 	if err != nil {
-		c.w.wrong(leakedLease, "%v", err)
+		c.w.wrong(invariants.LeakedLease, "%v", err)
 	}
 	for _, l := range all {
-		c.w.wrong(leakedLease, "lease %s of a lock leaked", l.ID)
+		c.w.wrong(invariants.LeakedLease, "lease %s of a lock leaked", l.ID)
 	}
 	if c.lock == nil || c.lock.current == nil {
 		return
@@ -312,8 +316,8 @@ func (c *check) locked() {
 			if _, offered := c.w.registry.byRoot(i.Ref.Digest()).images[platform]; !offered {
 				continue
 			}
-			of := key{Ref: i.Ref.String(), Platform: platform, Snapshotter: sn}
-			if k, ok := c.keys[of.String()]; !ok || k.Digest != i.Ref.Digest() {
+			of := invariants.Key{Ref: i.Ref.String(), Platform: platform, Snapshotter: sn}
+			if k, ok := c.Keys[of.String()]; !ok || k.Digest != i.Ref.Digest() {
 				c.w.wrong(lockNotReady, "%s of the lock has no key", of)
 			}
 		}
@@ -329,9 +333,9 @@ func (c *check) locked() {
 // previous checks that the content of an image of the lock before the current one is retained.
 func (c *check) previous(i lock.Image) {
 	of := c.w.registry.byRoot(i.Ref.Digest()).images[native()]
-	_, manifest := c.content[of.manifest.Digest]
-	_, config := c.content[of.config.Digest]
-	_, unpacked := c.snapshots["first/"+of.chain.String()]
+	_, manifest := c.Content[of.manifest.Digest]
+	_, config := c.Content[of.config.Digest]
+	_, unpacked := c.Snapshots["first/"+of.chain.String()]
 	if !manifest || !config || of.chain != "" && !unpacked {
 		c.w.wrong(lockNotRetained, "%s of the previous lock: manifest %t, configuration %t, snapshot %t", i.Ref, manifest, config, unpacked)
 	}

@@ -39,13 +39,13 @@ func (c *check) refused() {
 		return // an image that another tool has pulled is adopted, and pods may use it
 	}
 	root := c.w.registry.named(c.w.choice.refuse).root.Digest
-	for _, name := range sorted(c.keys) {
-		if c.keys[name].Digest == root {
+	for _, name := range sorted(c.Keys) {
+		if c.Keys[name].Digest == root {
 			c.w.wrong(rejectedUsed, "key %s has %s, which the verifier rejects", name, root)
 		}
 	}
-	for _, name := range sorted(c.pins) {
-		if c.pins[name].Target.Digest == root && !c.w.facts.unpinned.Load() {
+	for _, name := range sorted(c.Pins) {
+		if c.Pins[name].Target.Digest == root && !c.w.facts.unpinned.Load() {
 			c.w.wrong(rejectedUsed, "pin %s has %s, which the verifier rejects", name, root)
 		}
 	}
@@ -65,12 +65,12 @@ func (c *check) activePins(ctx context.Context) {
 		}
 		name := p.GetScope() + "/" + p.GetRef()
 		active[name] = p.GetRoot().GetDigest()
-		if _, ok := c.pins[name]; !ok {
+		if _, ok := c.Pins[name]; !ok {
 			c.w.wrong(pinsWrong, "pin %s has %s, but no record", name, active[name])
 		}
 	}
-	for _, name := range sorted(c.pins) {
-		if want := c.pins[name].Target.Digest.String(); active[name] != want {
+	for _, name := range sorted(c.Pins) {
+		if want := c.Pins[name].Target.Digest.String(); active[name] != want {
 			c.w.wrong(pinsWrong, "the record of pin %s has %s, but the active pin %q", name, want, active[name])
 		}
 	}
@@ -85,12 +85,12 @@ func (c *check) pinsOfContainers() {
 		if !o.wasPinned || c.w.facts.unpinned.Load() || !c.w.cri.has(o.container) {
 			continue
 		}
-		if _, ok := c.pins[o.scope+"/"+o.ref]; !ok {
+		if _, ok := c.Pins[o.scope+"/"+o.ref]; !ok {
 			c.w.wrong(pinLost, "%s was created with pin %s/%s, which is missing", o.container, o.scope, o.ref)
 		}
 	}
 	pins := make(map[string]int)
-	for name := range c.pins {
+	for name := range c.Pins {
 		if rest, ok := strings.CutPrefix(name, "workload/"); ok {
 			namespace, _, _ := strings.Cut(rest, "/")
 			pins[namespace]++
@@ -111,8 +111,8 @@ func (c *check) tagsMovedBack() {
 		!slices.Contains([]string{"default", "always"}, c.w.choice.behavior) || c.w.registry.failedSince(0) {
 		return
 	}
-	for _, name := range sorted(c.keys) {
-		k := c.keys[name]
+	for _, name := range sorted(c.Keys) {
+		k := c.Keys[name]
 		now := c.w.registry.tag(k.Ref)
 		if now == nil || k.Digest == now.root.Digest {
 			continue
