@@ -138,8 +138,8 @@ func (s *remover) remove(ctx context.Context, sel selection, what removal) (remo
 	if len(what.records) == 0 {
 		return removed, len(removed) > 0, nil
 	}
-	unaccounted, err := s.Store.RemoveRecords(s.namespaced(ctx), what.id, what.records...)
-	return removed, len(removed) > 0 || unaccounted, err
+	unkeyed, err := s.Store.RemoveRecords(s.namespaced(ctx), what.id, what.records...)
+	return removed, len(removed) > 0 || unkeyed, err
 }
 
 // collect runs garbage collection, even if the caller has gone.

@@ -32,7 +32,7 @@ type Inventory struct {
 	blobs       map[digest.Digest][]string   // digest -> snapshotters in which the blob references a snapshot
 	snapshots   map[string]map[string]string // snapshotter -> committed name -> parent
 	damage      *noted
-	former      map[string]bool  // snapshotters with snapshots of images that no runtime handler uses
+	unused      map[string]bool  // snapshotters with snapshots of images that no runtime handler uses
 	unavailable map[string]error // snapshotters that do not respond
 	files       files
 }
@@ -46,7 +46,7 @@ func (c *Checker) Inventory(ctx context.Context) (*Inventory, error) {
 		blobs:       make(map[digest.Digest][]string),
 		snapshots:   make(map[string]map[string]string),
 		damage:      &c.damage,
-		former:      make(map[string]bool),
+		unused:      make(map[string]bool),
 		unavailable: make(map[string]error),
 		files:       newFiles(),
 	}
@@ -73,13 +73,13 @@ func (c *Checker) Inventory(ctx context.Context) (*Inventory, error) {
 	if failure != nil {
 		return nil, fmt.Errorf("walk content: %w", failure)
 	}
-	c.walkFormer(ctx, inv)
+	c.walkUnused(ctx, inv)
 	return inv, ctx.Err()
 }
 
-// walkFormer walks the snapshotters that images are unpacked in and that no runtime handler uses, if they are loaded.
+// walkUnused walks the snapshotters that images are unpacked in and that no runtime handler uses, if they are loaded.
 // One of them was the default before the configuration changed.
-func (c *Checker) walkFormer(ctx context.Context, inv *Inventory) {
+func (c *Checker) walkUnused(ctx context.Context, inv *Inventory) {
 	for _, u := range inv.Unpacked() {
 		name := u.Snapshotter
 		if _, walked := inv.snapshots[name]; walked || c.config.Snapshotter(name) == nil {
@@ -93,7 +93,7 @@ func (c *Checker) walkFormer(ctx context.Context, inv *Inventory) {
 			log.G(ctx).WithError(err).WithField("snapshotter", name).Error("cannot list snapshots, images of this snapshotter are unavailable")
 			inv.unavailable[name] = err
 		}
-		inv.snapshots[name], inv.former[name] = committed, true
+		inv.snapshots[name], inv.unused[name] = committed, true
 	}
 }
 
@@ -237,7 +237,7 @@ func (inv *Inventory) walked(snapshotter string) bool {
 
 // Knows reports whether a runtime handler uses a snapshotter.
 func (inv *Inventory) Knows(snapshotter string) bool {
-	return inv.walked(snapshotter) && !inv.former[snapshotter]
+	return inv.walked(snapshotter) && !inv.unused[snapshotter]
 }
 
 // Responds reports whether a snapshotter has listed all its snapshots.

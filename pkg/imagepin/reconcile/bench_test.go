@@ -47,7 +47,7 @@ func adopted(b *testing.B, count int) (context.Context, *Reconciler, []string) {
 	if err != nil {
 		b.Fatal(err)
 	}
-	if err := r.adopter.adoptAll(ctx, loaded.unaccounted, loaded.have); err != nil {
+	if err := r.adopter.adoptAll(ctx, loaded.unkeyed, loaded.have); err != nil {
 		b.Fatal(err)
 	}
 	if got := len(s.Images()); got != count {

@@ -32,7 +32,7 @@ func (d *deepNode) adoptTarget(ctx context.Context, t *testing.T, ref string, ta
 	noError(t, err)
 	loaded, err := d.load(d.ctx)
 	noError(t, err)
-	noError(t, d.adopter.adoptAll(d.ctx, loaded.unaccounted, loaded.have))
+	noError(t, d.adopter.adoptAll(d.ctx, loaded.unkeyed, loaded.have))
 	all := d.store.ByRef(ref)
 	if len(all) != 1 || all[0].RecordTarget.Digest != target.Digest {
 		t.Fatalf("got keys %+v, want one whose record targets %s", all, target.Digest)

@@ -60,7 +60,7 @@ func newDeepNode(t *testing.T) *deepNode {
 	}
 	loaded, err := d.load(d.ctx)
 	noError(t, err)
-	noError(t, d.adopter.adoptAll(d.ctx, loaded.unaccounted, loaded.have))
+	noError(t, d.adopter.adoptAll(d.ctx, loaded.unkeyed, loaded.have))
 	return d
 }
 

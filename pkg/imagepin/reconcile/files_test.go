@@ -117,7 +117,7 @@ func (d *filesNode) start(t *testing.T, runtimes *runtimeplatform.Set) {
 	loaded, err := d.load(d.ctx)
 	noError(t, err)
 	d.suspect(loaded.have)
-	noError(t, d.adopter.adoptAll(d.ctx, loaded.unaccounted, loaded.have))
+	noError(t, d.adopter.adoptAll(d.ctx, loaded.unkeyed, loaded.have))
 	hidden, err := d.unmarked.hide(d.ctx)
 	noError(t, err)
 	d.unmarked.add(slices.Concat(loaded.unmarked, hidden)...)

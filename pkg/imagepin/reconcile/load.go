@@ -21,10 +21,10 @@ type found struct {
 	losses []health.Loss // of lost
 	// unmarked are those of lost that are compared before they are ready.
 	unmarked []imagepin.Entry
-	// unaccounted are the records without a key, which another tool put on the node. They include records of adopted
+	// unkeyed are the records without a key, which another tool put on the node. They include records of adopted
 	// images if any image is unpacked in a snapshotter for which no key needs it. That may be an adopted image that is
 	// now unpacked for one more target.
-	unaccounted []images.Image
+	unkeyed []images.Image
 }
 
 // load builds the index.
@@ -75,7 +75,7 @@ func (r *Reconciler) load(ctx context.Context) (*found, error) {
 		return f.have.Knows(u.Snapshotter) && r.config.Store.Unclaimed(u)
 	})
 	firstOfBoot := !r.leftovers.isGone()
-	f.unaccounted = slices.DeleteFunc(loaded.Records, func(img images.Image) bool {
+	f.unkeyed = slices.DeleteFunc(loaded.Records, func(img images.Image) bool {
 		// What an apply or a pull had unpacked for one more target when the power was cut is not adopted.
 		claimed := claimable && r.config.Store.Adopted(img.Name) && !(firstOfBoot && r.config.Store.IsDurable(img.Name))
 		return ofLost(img) || r.config.Store.Accounted(img) && !claimed

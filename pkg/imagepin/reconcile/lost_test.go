@@ -52,7 +52,7 @@ func TestTagOfALostKey(t *testing.T) {
 	if len(loaded.lost) != 2 {
 		t.Errorf("got lost keys %v, want 2", loaded.lost)
 	}
-	for _, img := range loaded.unaccounted {
+	for _, img := range loaded.unkeyed {
 		t.Errorf("the start adopts %s", img.Name)
 	}
 	unknown, err := h.sync(h.ctx, goodRef)

@@ -24,7 +24,7 @@ func TestReleaseOrphans(t *testing.T) {
 	}
 	loaded, err := d.load(d.ctx)
 	noError(t, err)
-	noError(t, d.adopter.adoptAll(d.ctx, loaded.unaccounted, loaded.have))
+	noError(t, d.adopter.adoptAll(d.ctx, loaded.unkeyed, loaded.have))
 	want := func(what string, app, other bool) {
 		t.Helper()
 		noError(t, d.ReleaseOrphans(d.ctx))

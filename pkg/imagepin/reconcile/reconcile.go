@@ -244,14 +244,14 @@ func (r *Reconciler) Run(ctx context.Context, ready func()) (err error) {
 	}
 	r.suspect(found.have)
 	if first {
-		err = r.adopter.adoptAll(ctx, found.unaccounted, found.have)
+		err = r.adopter.adoptAll(ctx, found.unkeyed, found.have)
 	} else {
-		err = r.adopter.adoptEach(ctx, found.unaccounted, found.have)
+		err = r.adopter.adoptEach(ctx, found.unkeyed, found.have)
 	}
 	if err != nil {
 		return err
 	}
-	for _, img := range found.unaccounted {
+	for _, img := range found.unkeyed {
 		r.unkeyed.note(ctx, img)
 	}
 	if err := r.config.Retained.SyncAll(ctx); err != nil {
@@ -395,11 +395,11 @@ func logFailure(ctx context.Context, topic, about string, err error) {
 // syncUnkeyed updates the keys of the records that belong to no key, or adopts those that are unpacked. It does not unpack
 // any: their events have done that, unless a layer is missing.
 func (r *Reconciler) syncUnkeyed(ctx context.Context) error {
-	unaccounted, err := r.config.Store.Unaccounted(ctx)
+	unkeyed, err := r.config.Store.Unaccounted(ctx)
 	if err != nil {
 		return err
 	}
-	for _, img := range unaccounted {
+	for _, img := range unkeyed {
 		logFailure(ctx, "list", img.Name, r.adoptUnpacked(ctx, img.Name))
 	}
 	return ctx.Err()

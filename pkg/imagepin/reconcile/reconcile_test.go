@@ -54,10 +54,10 @@ func TestAdoptionSkipsUnreadableImages(t *testing.T) {
 	}
 	r := reconcilerOf(n, storeConfig(n, runtimes), s)
 	loaded, err := r.load(ctx)
-	if err != nil || len(loaded.unaccounted) != 3 {
-		t.Fatalf("got load result %v, %v, want 3 unaccounted records", loaded, err)
+	if err != nil || len(loaded.unkeyed) != 3 {
+		t.Fatalf("got load result %v, %v, want 3 unkeyed records", loaded, err)
 	}
-	if err := r.adopter.adoptAll(ctx, loaded.unaccounted, loaded.have); err != nil {
+	if err := r.adopter.adoptAll(ctx, loaded.unkeyed, loaded.have); err != nil {
 		t.Fatal(err)
 	}
 	for range 2 {
@@ -100,10 +100,10 @@ func TestAdoptionOfOthers(t *testing.T) {
 		s := store.New(c)
 		r := reconcilerOf(n, c, s)
 		loaded, err := r.load(ctx)
-		if err != nil || len(loaded.unaccounted) != len(names) {
+		if err != nil || len(loaded.unkeyed) != len(names) {
 			t.Fatalf("got load result %v, %v", loaded, err)
 		}
-		if err := r.adopter.adoptAll(ctx, loaded.unaccounted, loaded.have); (err != nil) != (refused == "") {
+		if err := r.adopter.adoptAll(ctx, loaded.unkeyed, loaded.have); (err != nil) != (refused == "") {
 			t.Errorf("refused %q: %v", refused, err)
 		}
 		for _, name := range names {

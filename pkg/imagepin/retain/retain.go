@@ -242,8 +242,8 @@ func (r *Retainer) release(ctx context.Context) error {
 		return err
 	}
 	defer unlock()
-	unwanted := r.unwanted()
-	for _, id := range unwanted {
+	unneeded := r.unneeded()
+	for _, id := range unneeded {
 		failpoint.Reach("retain.release")
 		if err := r.config.Leases.Delete(ctx, leases.Lease{ID: id}); err != nil && !errdefs.IsNotFound(err) {
 			return fmt.Errorf("delete retain lease: %w", err)
@@ -251,15 +251,15 @@ func (r *Retainer) release(ctx context.Context) error {
 		failpoint.Reach("retain.dropped")
 		r.forget(id)
 	}
-	if len(unwanted) > 0 {
+	if len(unneeded) > 0 {
 		r.config.Released()
 	}
 	return nil
 }
 
-// unwanted returns the IDs of the leases of digests that no pin retains. From then on, Holds does not report what they
+// unneeded returns the IDs of the leases of digests that no pin retains. From then on, Holds does not report what they
 // hold, so that a Sync for a pin that is created before they are deleted creates them again.
-func (r *Retainer) unwanted() []string {
+func (r *Retainer) unneeded() []string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	var ids []string

@@ -65,7 +65,7 @@ func (s *Store) Load(ctx context.Context, look ReadyFunc) (*Loaded, error) {
 	for _, img := range all {
 		l.read(ctx, img)
 	}
-	former, superseded := l.splitFormer()
+	unused, superseded := l.splitUnused()
 	l.x.noteRecent(targets)
 	// Labels have no order, so sort the keys to process them in a stable order.
 	slices.SortFunc(l.lost, compareRecorded)
@@ -83,7 +83,7 @@ func (s *Store) Load(ctx context.Context, look ReadyFunc) (*Loaded, error) {
 	if err := s.repairIDRecords(ctx, targets); err != nil {
 		return nil, err
 	}
-	return &Loaded{Lost: l.lost, Former: former, Superseded: superseded, Records: all}, nil
+	return &Loaded{Lost: l.lost, Former: unused, Superseded: superseded, Records: all}, nil
 }
 
 // loader reads the labels of image records into an index.
@@ -131,18 +131,18 @@ func (l *loader) add(ctx context.Context, e imagepin.Entry) {
 	l.x.add(l.s.withUser(ctx, e))
 }
 
-// splitFormer returns the keys whose target no runtime handler has. It removes the superseded ones from the index: a call
+// splitUnused returns the keys whose target no runtime handler has. It removes the superseded ones from the index: a call
 // that made their images ready for the target of a handler was killed before it removed them. If the image was ready for
 // both before the configuration changed, both keys stay.
-func (l *loader) splitFormer() (former, superseded []imagepin.Entry) {
+func (l *loader) splitUnused() (unused, superseded []imagepin.Entry) {
 	targets := l.s.config.Runtimes().Targets()
 	for k, e := range l.x.byKey {
 		if slices.Contains(targets, k.Target) {
 			continue
 		}
-		former = append(former, *e)
+		unused = append(unused, *e)
 	}
-	former = slices.DeleteFunc(former, func(e imagepin.Entry) bool {
+	unused = slices.DeleteFunc(unused, func(e imagepin.Entry) bool {
 		if !slices.ContainsFunc(l.x.byRef[e.Ref], func(now *imagepin.Entry) bool { return supersedes(now, e, targets) }) {
 			return false
 		}
@@ -152,9 +152,9 @@ func (l *loader) splitFormer() (former, superseded []imagepin.Entry) {
 	for _, e := range superseded {
 		l.x.remove(e.Key)
 	}
-	slices.SortFunc(former, compareRecorded)
+	slices.SortFunc(unused, compareRecorded)
 	slices.SortFunc(superseded, compareRecorded)
-	return former, superseded
+	return unused, superseded
 }
 
 // supersedes reports whether an image became ready for the target of a handler after another key of it was unused.

@@ -164,7 +164,7 @@ func (s *Store) RemoveUntagged(ctx context.Context, id digest.Digest, before tim
 	if still, err := s.stillUnreadable(ctx, id); err != nil || !still {
 		return false, err
 	}
-	return s.removeUnaccounted(ctx, img)
+	return s.removeUnkeyed(ctx, img)
 }
 
 // RemoveRecords removes the named records of an image, and the other records of their targets. It keeps records that
@@ -248,9 +248,9 @@ func (s *Store) HasKeys(ctx context.Context, name string) (bool, error) {
 	return false, nil
 }
 
-// removeUnaccounted removes the record of an image ID, unless the image has a key or another record. The caller holds
+// removeUnkeyed removes the record of an image ID, unless the image has a key or another record. The caller holds
 // the lock.
-func (s *writer) removeUnaccounted(ctx context.Context, img images.Image) (removed bool, _ error) {
+func (s *writer) removeUnkeyed(ctx context.Context, img images.Image) (removed bool, _ error) {
 	if len(s.ByID(digest.Digest(img.Name))) > 0 || img.Labels[upstream.ImageLabel] != upstream.Managed {
 		return false, nil
 	}
@@ -322,5 +322,5 @@ func (s *writer) removeLateRecord(ctx context.Context, img images.Image) (remove
 	if !ok || time.Since(at) > lateRecordWindow {
 		return false, nil
 	}
-	return s.removeUnaccounted(ctx, img)
+	return s.removeUnkeyed(ctx, img)
 }

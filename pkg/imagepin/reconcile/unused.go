@@ -36,9 +36,9 @@ func markUnused(ctx context.Context, s Store) {
 }
 
 // moves returns the keys without a runtime handler as losses of the same keys for the default target, if their images can
-// be unpacked there. [store.Store.PutIf] then drops the former keys.
-func (r *Reconciler) moves(ctx context.Context, former []imagepin.Entry, have *health.Inventory) (losses []health.Loss) {
-	for _, e := range former {
+// be unpacked there. [store.Store.PutIf] then drops the unused keys.
+func (r *Reconciler) moves(ctx context.Context, unused []imagepin.Entry, have *health.Inventory) (losses []health.Loss) {
+	for _, e := range unused {
 		moved, ok := r.repairs.forDefaultTarget(e)
 		if !ok || !r.hasTopLayer(ctx, e, have) {
 			continue
