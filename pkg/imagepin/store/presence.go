@@ -180,11 +180,11 @@ func (s *Store) PutIf(ctx context.Context, e imagepin.Entry, witness string) (re
 	if err := s.keepSnapshot(ctx, e); err != nil {
 		return false, err
 	}
-	outdated := s.superseded(made)
-	if _, err = s.apply(ctx, append(replaced, outdated...), made, ""); err != nil {
+	superseded := s.superseded(made)
+	if _, err = s.apply(ctx, append(replaced, superseded...), made, ""); err != nil {
 		return false, err
 	}
-	return true, s.releaseSuperseded(ctx, outdated)
+	return true, s.releaseSuperseded(ctx, superseded)
 }
 
 // HasKey reports whether the key of an entry is recorded for the entry's image, ready or not.

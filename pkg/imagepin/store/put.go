@@ -68,27 +68,27 @@ func (s *writer) put(ctx context.Context, proof string, entries []imagepin.Entry
 	if err != nil {
 		return Change{}, err
 	}
-	outdated := s.superseded(entries)
-	removed := func(e imagepin.Entry) bool { return has(outdated, e.Key) }
+	superseded := s.superseded(entries)
+	removed := func(e imagepin.Entry) bool { return has(superseded, e.Key) }
 	imported, pulled = slices.DeleteFunc(imported, removed), slices.DeleteFunc(pulled, removed)
 	// Entries that move to another record are written first, so that a record carries each key at any time.
-	replaced, entries = slices.Concat(replaced, before, outdated, imported, s.damagedElsewhere(entries)), append(after, entries...)
+	replaced, entries = slices.Concat(replaced, before, superseded, imported, s.damagedElsewhere(entries)), append(after, entries...)
 	p := plan{proof: usedProof(proof), mayCreate: s.creatorFor(entries), precondition: pre}
 	ch, err := s.commit(ctx, nil, replaced, append(entries, pulled...), p)
 	if err != nil {
 		return ch, err
 	}
-	return ch, s.releaseSuperseded(ctx, outdated)
+	return ch, s.releaseSuperseded(ctx, superseded)
 }
 
 // releaseSuperseded releases the snapshots of superseded keys. They are collected later.
-func (s *writer) releaseSuperseded(ctx context.Context, outdated []imagepin.Entry) error {
-	if len(outdated) == 0 {
+func (s *writer) releaseSuperseded(ctx context.Context, superseded []imagepin.Entry) error {
+	if len(superseded) == 0 {
 		return nil
 	}
 	failpoint.Reach("store.superseded")
 	defer s.config.Released()
-	return s.releaseSnapshots(ctx, outdated)
+	return s.releaseSnapshots(ctx, superseded)
 }
 
 // superseded returns the unused keys whose image has become ready for another target under the same reference since. Such keys
