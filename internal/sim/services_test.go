@@ -48,7 +48,7 @@ func (s *scheduler) alive(owner *process) error {
 	return owner.state()
 }
 
-// state returns the error of all calls of the process, or nil. The caller holds the lock of the scheduler.
+// state returns the error of all calls of the process, or nil. The caller holds the mutex of the scheduler.
 func (p *process) state() error {
 	switch {
 	case p == nil:

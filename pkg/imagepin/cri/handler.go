@@ -121,7 +121,7 @@ type sandbox struct {
 	handler string
 	pod     policy.Pod
 	// marks are the marks that the sandbox was created with. latestMark is the mark that kubelet has given its pod
-	// since. The lock of sandboxes guards both.
+	// since. The mutex of sandboxes guards both.
 	marks      []string
 	latestMark string
 }
@@ -233,7 +233,7 @@ func (x *sandboxes) add(id string, s *sandbox) {
 	}
 }
 
-// allMarks returns the marks of a sandbox. The caller holds the lock.
+// allMarks returns the marks of a sandbox. The caller holds the mutex.
 func (s *sandbox) allMarks() []string {
 	if s.latestMark == "" {
 		return s.marks

@@ -151,7 +151,7 @@ func (h *handover) Status() (content.Status, error) {
 	return status, err
 }
 
-// Commit implements content.Writer. It starts the download. The caller holds the lock of the blob.
+// Commit implements content.Writer. It starts the download. The caller holds the mutex of the blob.
 func (h *handover) Commit(_ context.Context, _ int64, _ digest.Digest, _ ...content.Opt) error {
 	release := h.store.locks.ShareBlob(h.desc.Digest)
 	failpoint.Reach("download.begin")

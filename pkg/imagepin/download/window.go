@@ -256,7 +256,7 @@ func (m *memory) give(w *window, n int) {
 
 // reclaim makes room for a chunk of a window: it drops the largest window without a reader. If the window has no reader
 // either, it drops only one that has more than the window will have. It reports whether there is room. The caller does
-// not hold the lock of a window.
+// not hold the mutex of a window.
 func (m *memory) reclaim(w *window) bool {
 	m.mu.Lock()
 	room, all := m.used < memoryChunks, maps.Clone(m.chunks)

@@ -61,7 +61,7 @@ func (n *noted) note(ctx context.Context, snapshotter snapshots.Snapshotter, sn 
 	return nil
 }
 
-// set notes that a snapshot is damaged. The caller holds the lock.
+// set notes that a snapshot is damaged. The caller holds the mutex.
 func (n *noted) set(sn store.Snapshot, d damaged) {
 	if n.all == nil {
 		n.all = make(map[store.Snapshot]damaged)

@@ -42,11 +42,11 @@ func (d *damage) verify(ctx context.Context, src *source, desc ocispec.Descripto
 		return false, err
 	}
 	defer unlock()
-	return d.verifyLocked(ctx, src, desc)
+	return d.verifyOrReplace(ctx, src, desc)
 }
 
-// verifyLocked is verify for a caller that holds the blob's lock.
-func (d *damage) verifyLocked(ctx context.Context, src *source, desc ocispec.Descriptor) (replaced bool, _ error) {
+// verifyOrReplace is verify for a caller that holds the mutex of the blob.
+func (d *damage) verifyOrReplace(ctx context.Context, src *source, desc ocispec.Descriptor) (replaced bool, _ error) {
 	info, err := d.content.Info(ctx, desc.Digest)
 	if errdefs.IsNotFound(err) {
 		return false, nil
@@ -167,7 +167,7 @@ func (d *damage) replace(ctx context.Context, src *source, desc ocispec.Descript
 	return d.write(ctx, desc, w, found)
 }
 
-// write writes a damaged blob again, from a writer that has its content. The caller holds the lock for that.
+// write writes a damaged blob again, from a writer that has its content. The caller holds the mutex for that.
 func (d *damage) write(ctx context.Context, desc ocispec.Descriptor, w content.Writer, found *blobs.Damage) (err error) {
 	info, err := d.content.Info(ctx, desc.Digest)
 	if errdefs.IsNotFound(err) {

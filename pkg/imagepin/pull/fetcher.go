@@ -114,7 +114,7 @@ func (f *fetcher) fetchMissing(ctx context.Context, src *source, from transfer.F
 	if err != nil && !errdefs.IsAlreadyExists(err) {
 		return fmt.Errorf("fetch %s: %w", desc.Digest, err)
 	}
-	_, err = f.damage.verifyLocked(ctx, src, desc)
+	_, err = f.damage.verifyOrReplace(ctx, src, desc)
 	return err
 }
 

@@ -22,7 +22,7 @@ import (
 // another host, or another repository, sends. containerd continues an unfinished write by its name, which is only the blob's
 // digest in core/remotes, so a registry that sends wrong bytes would fail the pulls from others.
 //
-// What is known to be wrong is deleted when its writer ends. The caller holds the lock of the blob until then.
+// What is known to be wrong is deleted when its writer ends. The caller holds the mutex of the blob until then.
 type ingests struct {
 	content.Store
 	repository string

@@ -46,7 +46,7 @@ func (m *Maker) repair(ctx context.Context, e imagepin.Entry, meter *meter) (Out
 // errUnneeded reports that the key to repair is not recorded any more.
 var errUnneeded = errors.New("the image was removed, or its tag was moved")
 
-// checkLost returns errUnneeded if the key that a job repairs is not recorded any more. The caller holds the lock of the
+// checkLost returns errUnneeded if the key that a job repairs is not recorded any more. The caller holds the mutex of the
 // image's digest, so that no call removes the key until it is unlocked.
 func (m *Maker) checkLost(ctx context.Context, j Job) error {
 	if !j.Record.restores() {

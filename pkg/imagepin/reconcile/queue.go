@@ -115,11 +115,11 @@ func (p *repairs) add(ctx context.Context, losses ...health.Loss) {
 func (p *repairs) addTo(ctx context.Context, name queueName, l health.Loss, repair repairFunc) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.addLocked(ctx, name, l, repair)
+	p.enqueue(ctx, name, l, repair)
 }
 
-// addLocked is addTo for a caller that holds the lock.
-func (p *repairs) addLocked(ctx context.Context, name queueName, l health.Loss, repair repairFunc) {
+// enqueue is addTo for a caller that holds the mutex.
+func (p *repairs) enqueue(ctx context.Context, name queueName, l health.Loss, repair repairFunc) {
 	q := p.queues[name]
 	if q == nil {
 		q = &queue{repairs: p, repair: repair, keys: make(map[imagepin.Key]losses), more: make(chan struct{}, 1)}
@@ -156,7 +156,7 @@ func (p *repairs) addAgain(l health.Loss) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.running != nil {
-		p.addLocked(p.running, queueName{snapshotter: l.Entry.Target.Snapshotter}, l, p.repairOne)
+		p.enqueue(p.running, queueName{snapshotter: l.Entry.Target.Snapshotter}, l, p.repairOne)
 	}
 }
 
@@ -170,7 +170,7 @@ func (p *repairs) addOnce(l health.Loss) {
 		}
 	}
 	if p.running != nil {
-		p.addLocked(p.running, queueName{snapshotter: l.Entry.Target.Snapshotter}, l, p.repairOne)
+		p.enqueue(p.running, queueName{snapshotter: l.Entry.Target.Snapshotter}, l, p.repairOne)
 	}
 }
 

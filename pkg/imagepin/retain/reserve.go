@@ -121,7 +121,7 @@ func (r *Retainer) in(namespace string) counted {
 }
 
 // total returns the number of held and reserved bytes, without one lease and without digests that are freed. The caller
-// holds the lock.
+// holds the mutex.
 func (r *Retainer) total(but string, freed func(root digest.Digest) bool, what counted) int64 {
 	sizes := make(map[string]int64)
 	pending := make(map[string]map[string]int64) // by namespace and lease

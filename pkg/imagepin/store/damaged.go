@@ -122,7 +122,7 @@ func (s *Store) MarkDamaged(ctx context.Context, e imagepin.Entry, reason string
 	return s.markDamaged(ctx, e, reason)
 }
 
-// markDamaged is MarkDamaged for a caller that holds the lock.
+// markDamaged is MarkDamaged for a caller that holds the mutex.
 func (s *writer) markDamaged(ctx context.Context, e imagepin.Entry, reason string) (kept bool, _ error) {
 	if _, ready := s.Get(e.Key); ready {
 		return false, nil
@@ -168,7 +168,7 @@ func (s *Store) EvictSeen(ctx context.Context, seen Seen, reason string) (evicte
 }
 
 // endDurable marks keys as damaged that have a mark of durability and have to be unpacked again. Otherwise a start after a power cut
-// would believe what was unpacked when the power was cut. The caller holds the lock.
+// would believe what was unpacked when the power was cut. The caller holds the mutex.
 func (s *writer) endDurable(ctx context.Context, entries []imagepin.Entry, reason string) error {
 	for _, e := range entries {
 		if e.Durable == "" {
@@ -181,7 +181,7 @@ func (s *writer) endDurable(ctx context.Context, entries []imagepin.Entry, reaso
 	return nil
 }
 
-// evict removes entries from the index, and notes them as damaged. It returns them. The caller holds the lock.
+// evict removes entries from the index, and notes them as damaged. It returns them. The caller holds the mutex.
 func (s *writer) evict(entries []imagepin.Entry, reason string) []imagepin.Entry {
 	s.index.replace(entries, nil)
 	for _, e := range entries {
@@ -191,7 +191,7 @@ func (s *writer) evict(entries []imagepin.Entry, reason string) []imagepin.Entry
 }
 
 // syncDamaged forgets the damaged keys whose record another tool has deleted or changed. img is the record called name, nil
-// if it is gone. If that is the record of a tag, it drops the tag's damaged keys. The caller holds the lock.
+// if it is gone. If that is the record of a tag, it drops the tag's damaged keys. The caller holds the mutex.
 func (s *writer) syncDamaged(ctx context.Context, name string, img *images.Image) error {
 	for _, d := range s.damagedIf(func(d Damaged) bool { return d.Record == name || d.Ref == name }) {
 		switch {
@@ -200,7 +200,7 @@ func (s *writer) syncDamaged(ctx context.Context, name string, img *images.Image
 				s.index.forgetDamaged(d.Entry)
 			}
 		case img == nil && s.hasTagRecord(d.Entry):
-			if err := s.dropLocked(ctx, d.Entry); err != nil {
+			if err := s.dropKey(ctx, d.Entry); err != nil {
 				return err
 			}
 		}
@@ -245,7 +245,7 @@ func (s *reader) isKept(u Unpacked) bool {
 	})) > 0
 }
 
-// hasDamaged reports whether an image ID has damaged keys. The caller holds the lock of the index.
+// hasDamaged reports whether an image ID has damaged keys. The caller holds the mutex of the index.
 func (x *index) hasDamaged(id digest.Digest) bool {
 	for _, d := range x.damaged {
 		if d.ImageID == id {

@@ -267,11 +267,11 @@ func (s *writer) drop(ctx context.Context, e imagepin.Entry) error {
 		return err
 	}
 	defer unlock()
-	return s.dropLocked(ctx, e)
+	return s.dropKey(ctx, e)
 }
 
-// dropLocked is drop for a caller that holds the lock.
-func (s *writer) dropLocked(ctx context.Context, e imagepin.Entry) error {
+// dropKey is drop for a caller that holds the mutex.
+func (s *writer) dropKey(ctx context.Context, e imagepin.Entry) error {
 	if now, ok := s.Get(e.Key); ok && now.Record == e.Record {
 		return nil // the key was made ready concurrently
 	}

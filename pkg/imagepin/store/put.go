@@ -38,7 +38,7 @@ func (s *Store) PutChosen(ctx context.Context, proof string, choose func() ([]im
 	return s.put(ctx, proof, entries, nil)
 }
 
-// put is Put for a caller that holds the lock. pre must hold for anything to be written. A nil pre always holds.
+// put is Put for a caller that holds the mutex. pre must hold for anything to be written. A nil pre always holds.
 func (s *writer) put(ctx context.Context, proof string, entries []imagepin.Entry, pre precondition) (Change, error) {
 	entries, replaced, changed := s.diffEntries(proof, entries)
 	imported, pulled := s.endImported(entries)

@@ -73,7 +73,7 @@ func (s *Store) Remove(ctx context.Context, keys ...imagepin.Key) (Change, error
 	return ch, s.releaseRemoved(ctx, kept)
 }
 
-// removeEntries removes entries of the index, and releases their snapshots. The caller holds the lock.
+// removeEntries removes entries of the index, and releases their snapshots. The caller holds the mutex.
 func (s *writer) removeEntries(ctx context.Context, removed []imagepin.Entry) (Change, error) {
 	ch, err := s.removeRecords(ctx, removed)
 	if err != nil {

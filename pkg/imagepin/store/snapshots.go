@@ -122,7 +122,7 @@ func (s *reader) Unclaimed(u Unpacked) bool { return !s.isKept(u) }
 
 // keepSnapshot adds the reference from an image's configuration to its snapshot. Unpacking adds it as its last step, so
 // it may be missing while another tool unpacks the image. A removal may also have released it while the image was made
-// ready again. The caller holds the lock.
+// ready again. The caller holds the mutex.
 func (s *presence) keepSnapshot(ctx context.Context, e imagepin.Entry) error {
 	if e.ChainID == "" {
 		return nil

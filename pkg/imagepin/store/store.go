@@ -128,7 +128,7 @@ func (s *writer) Shutdown(ctx context.Context) error {
 	return nil
 }
 
-// apply changes the set of entries and updates all affected records. The caller holds the lock.
+// apply changes the set of entries and updates all affected records. The caller holds the mutex.
 func (s *writer) apply(ctx context.Context, removed, added []imagepin.Entry, proof string) (Change, error) {
 	return s.applyKeeping(ctx, nil, removed, added, proof)
 }

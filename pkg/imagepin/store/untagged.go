@@ -300,7 +300,7 @@ func (s *Store) CreateIDRecord(ctx context.Context, img images.Image, id digest.
 }
 
 // noteRemoved notes the images whose last keys were removed, because containerd's CRI may still write the record of
-// their ID. The caller holds the lock.
+// their ID. The caller holds the mutex.
 func (s *writer) noteRemoved(entries []imagepin.Entry) {
 	now := time.Now()
 	for id, at := range s.removed {

@@ -55,7 +55,7 @@ func (s *Store) MarkUnused(ctx context.Context) (unused []imagepin.Entry, _ erro
 }
 
 // relabel writes the labels of entries, by record, and updates the index. It changes nothing else of the records, and skips
-// those that do not carry the entries any more. A label that has no room for its entry stays. The caller holds the lock.
+// those that do not carry the entries any more. A label that has no room for its entry stays. The caller holds the mutex.
 func (s *writer) relabel(ctx context.Context, names []string, entries map[string][]imagepin.Entry) error {
 	var written []imagepin.Entry
 	err := s.config.Records.Atomically(ctx, func(ctx context.Context, records images.Store) error {

@@ -21,7 +21,7 @@ type answer struct {
 	err     error            // why it does not respond
 }
 
-// askSnapshotters asks all snapshotters that are needed, at the same time. It holds no lock.
+// askSnapshotters asks all snapshotters that are needed, at the same time. It holds no mutex.
 func (m *Meter) askSnapshotters(ctx context.Context, needs []need) map[string]answer {
 	names := make(map[string]bool)
 	for _, n := range needs {
