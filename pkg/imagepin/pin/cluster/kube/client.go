@@ -23,8 +23,6 @@ type Config struct {
 	Kubeconfig string
 	// Timeout is the maximum time of one call of a method, with all its requests. 0 means [DefaultTimeout].
 	Timeout time.Duration
-	// UserAgent is the header of requests with the name of the client. Empty means "imagepin".
-	UserAgent string
 }
 
 // Client is a client of the Kubernetes API. It is safe for concurrent use.
@@ -55,9 +53,6 @@ func New(config Config) (*Client, error) {
 	}
 	if config.Timeout == 0 {
 		config.Timeout = DefaultTimeout
-	}
-	if config.UserAgent == "" {
-		config.UserAgent = "imagepin"
 	}
 	return &Client{
 		timeout:  config.Timeout,

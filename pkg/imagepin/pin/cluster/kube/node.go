@@ -5,7 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
-	"sync"
+	"sync/atomic"
 
 	"github.com/containerd/errdefs"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -66,27 +66,12 @@ func (u user) node() (string, error) {
 }
 
 // identity is the user of a credential, once the API server has been asked.
-type identity struct {
-	mu   sync.Mutex
-	user *user
-}
-
-func (i *identity) get() *user {
-	i.mu.Lock()
-	defer i.mu.Unlock()
-	return i.user
-}
-
-func (i *identity) set(u *user) {
-	i.mu.Lock()
-	defer i.mu.Unlock()
-	i.user = u
-}
+type identity = atomic.Pointer[user]
 
 // node returns the name of the node, which the credential proves. It asks the API server once for each state of the
 // files.
 func (s *session) node(ctx context.Context) (string, error) {
-	u := s.identity.get()
+	u := s.identity.Load()
 	if u == nil {
 		review := &selfSubjectReview{}
 		req := s.rest.Post().AbsPath(reviews.path).Resource(reviews.name).Body(&selfSubjectReview{})
@@ -98,7 +83,7 @@ func (s *session) node(ctx context.Context) (string, error) {
 			return "", s.explain(err, "get the user of the credential", getUser)
 		}
 		u = &review.Status.UserInfo
-		s.identity.set(u)
+		s.identity.Store(u)
 	}
 	name, err := u.node()
 	if err != nil {

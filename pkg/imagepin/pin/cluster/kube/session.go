@@ -125,7 +125,7 @@ func (s *sessions) open(id *identity) (*session, error) {
 		id = &identity{}
 	}
 	opened := &session{kubeconfig: s.config.Kubeconfig, sleep: s.sleep, identity: id, files: files}
-	if err := opened.connect(config, s.config.UserAgent); err != nil {
+	if err := opened.connect(config); err != nil {
 		return nil, fmt.Errorf("kubeconfig %s: %w", s.config.Kubeconfig, withoutPasswords(err))
 	}
 	return opened, nil
@@ -144,12 +144,12 @@ func load(path string) (*rest.Config, error) {
 }
 
 // connect reads the certificates and creates the client. It makes no connection.
-func (s *session) connect(config *rest.Config, userAgent string) error {
+func (s *session) connect(config *rest.Config) error {
 	// With the data instead of the names of the files, rest does not follow the files itself.
 	if err := rest.LoadTLSFiles(config); err != nil {
 		return err
 	}
-	config.UserAgent = userAgent
+	config.UserAgent = "imagepin"
 	config.ContentConfig = rest.ContentConfig{
 		GroupVersion: &v1alpha1.GroupVersion, NegotiatedSerializer: codecs.WithoutConversion(),
 		ContentType: "application/json", AcceptContentTypes: "application/json",
