@@ -69,20 +69,20 @@ type Auth struct {
 	IdentityToken string `toml:"identitytoken"`
 }
 
-// Runtime has the keys of [plugins."io.containerd.cri.v1.runtime"] that imagepin reads.
+// Runtime has the keys of [plugins."io.containerd.cri.v1.runtime"] that imagepin reads. The CRI reports them as JSON.
 type Runtime struct {
 	Containerd struct {
-		DefaultRuntimeName string             `toml:"default_runtime_name"`
-		Runtimes           map[string]Handler `toml:"runtimes"`
-	} `toml:"containerd"`
+		DefaultRuntimeName string             `toml:"default_runtime_name" json:"defaultRuntimeName"`
+		Runtimes           map[string]Handler `toml:"runtimes" json:"runtimes"`
+	} `toml:"containerd" json:"containerd"`
 }
 
 // Handler has the keys of an entry of containerd.runtimes that imagepin reads.
 type Handler struct {
-	Type                  string         `toml:"runtime_type"`
-	Snapshotter           string         `toml:"snapshotter"`
-	DisablePauseImagePull bool           `toml:"disable_pause_image_pull"`
-	Options               map[string]any `toml:"options"`
+	Type                  string         `toml:"runtime_type" json:"runtimeType"`
+	Snapshotter           string         `toml:"snapshotter" json:"snapshotter"`
+	DisablePauseImagePull bool           `toml:"disable_pause_image_pull" json:"disablePauseImagePull"`
+	Options               map[string]any `toml:"options" json:"options"`
 }
 
 // CRI is the configuration of containerd's CRI plugins, of its transfer service and of its metadata database.

@@ -60,15 +60,11 @@ func DefaultFile() (File, error) {
 	f := defaultKeys()
 	f.Plugins = make(map[string]Table)
 	for name, section := range map[string]any{Section: DefaultConfig(), ImagesSection: defaultImages(), VerifierSection: defaultVerifier()} {
-		b, err := toml.Marshal(section)
+		t, err := tableOf(section)
 		if err != nil {
 			return File{}, err
 		}
-		t := Table{}
-		if err := toml.Unmarshal(b, &t); err != nil {
-			return File{}, err
-		}
-		f.Plugins[name] = t
+		f.Plugins[name] = *t
 	}
 	return f, nil
 }

@@ -162,8 +162,10 @@ type Settings struct {
 type Table map[string]any
 
 // DefaultTable returns a table that has every key with its default.
-func DefaultTable() (*Table, error) {
-	b, err := toml.Marshal(DefaultConfig())
+func DefaultTable() (*Table, error) { return tableOf(DefaultConfig()) }
+
+func tableOf(section any) (*Table, error) {
+	b, err := toml.Marshal(section)
 	if err != nil {
 		return nil, err
 	}

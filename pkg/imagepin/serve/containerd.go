@@ -146,15 +146,7 @@ func (s *state) plugin(p *introspection.Plugin) error {
 // criConfig is the part of the configuration in a verbose Status of containerd's CRI that imagepin uses
 // (internal/cri/config/config.go, whose types are not public).
 type criConfig struct {
-	Containerd struct {
-		DefaultRuntimeName string `json:"defaultRuntimeName"`
-		Runtimes           map[string]struct {
-			Type                  string         `json:"runtimeType"`
-			Snapshotter           string         `json:"snapshotter"`
-			DisablePauseImagePull bool           `json:"disablePauseImagePull"`
-			Options               map[string]any `json:"options"`
-		} `json:"runtimes"`
-	} `json:"containerd"`
+	config.Runtime
 	ContainerdRootDir string `json:"containerdRootDir"`
 }
 
@@ -174,12 +166,7 @@ func (c *containerd) probeCRI(ctx context.Context, s *state) error {
 	if err := json.Unmarshal([]byte(status.GetInfo()["config"]), &reported); err != nil || len(reported.Containerd.Runtimes) == 0 {
 		return fmt.Errorf("%w: its CRI (%s %s) does not report its configuration in a verbose Status", errIncompatible, v.GetRuntimeName(), s.version)
 	}
-	rt := &s.running.Runtime.Containerd
-	rt.DefaultRuntimeName = reported.Containerd.DefaultRuntimeName
-	rt.Runtimes = make(map[string]config.Handler, len(reported.Containerd.Runtimes))
-	for name, h := range reported.Containerd.Runtimes {
-		rt.Runtimes[name] = config.Handler{Type: h.Type, Snapshotter: h.Snapshotter, DisablePauseImagePull: h.DisablePauseImagePull, Options: h.Options}
-	}
+	s.running.Runtime = reported.Runtime
 	s.root = reported.ContainerdRootDir
 	for name, sn := range s.snapshotters {
 		if sn.Root == "" {
