@@ -21,10 +21,7 @@ const (
 
 // DeepCheck implements the API.
 func (s *Server) DeepCheck(r *api.DeepCheckRequest, stream grpc.ServerStreamingServer[api.DeepCheckResponse]) error {
-	_, err := guarded(stream.Context(), s, "DeepCheck", func(ctx context.Context) (struct{}, error) {
-		return struct{}{}, s.deepCheck(ctx, r, stream)
-	})
-	return err
+	return s.guardedStream(stream.Context(), "DeepCheck", func(ctx context.Context) error { return s.deepCheck(ctx, r, stream) })
 }
 
 func (s *Server) deepCheck(ctx context.Context, r *api.DeepCheckRequest, stream grpc.ServerStreamingServer[api.DeepCheckResponse]) error {

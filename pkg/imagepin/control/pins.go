@@ -39,16 +39,15 @@ func (s *Server) Pins(ctx context.Context, r *api.PinsRequest) (*api.PinsRespons
 
 // StreamPins implements the API.
 func (s *Server) StreamPins(r *api.PinsRequest, stream grpc.ServerStreamingServer[api.PinsResponse]) error {
-	_, err := guarded(stream.Context(), s, "StreamPins", func(context.Context) (struct{}, error) {
+	return s.guardedStream(stream.Context(), "StreamPins", func(context.Context) error {
 		all, err := s.listPins(r)
 		for piece := range pieces.Split(all.GetPins()) {
 			if err := stream.Send(&api.PinsResponse{Pins: piece}); err != nil {
-				return struct{}{}, err
+				return err
 			}
 		}
-		return struct{}{}, err
+		return err
 	})
-	return err
 }
 
 // parsePin parses the scope and the reference of a request for one pin.

@@ -35,7 +35,7 @@ import (
 // Config has the dependencies of a Server. All fields are required, except Locks and Unverified.
 type Config struct {
 	Images      Images
-	Puller      Puller
+	Puller      *pull.Puller
 	Decider     Decider
 	Pins        Pins
 	Content     content.Store
@@ -53,7 +53,7 @@ type Config struct {
 	Exited    Exited
 	// Locks is nil in a build without locks.
 	Locks    Locks
-	Usage    Usage
+	Usage    *usage.Meter
 	Registry compare.Registry
 	// Events is containerd's event service, and Records its image store.
 	Events  reconcile.Subscriber
@@ -97,12 +97,6 @@ type Decider interface {
 	UndoPin(ctx context.Context, ref reference.Named, scope policy.Scope, c resolve.Credential) (held pin.Pin, previous digest.Digest, _ error)
 }
 
-// Puller makes images ready. [pull.Puller] implements it.
-type Puller interface {
-	Pull(ctx context.Context, r pull.Request) (pull.Pulled, error)
-	Refresh(ctx context.Context, ref string, scope policy.Scope, c resolve.Credential) (pull.Refreshed, error)
-}
-
 // Remover removes images, through the CRI's own removal.
 type Remover interface {
 	// RemoveUnused removes the images that a name matches, for the target of a handler if it is not empty. It fails with
@@ -122,11 +116,6 @@ type PruneOptions struct {
 	Pinned bool
 	// DryRun removes nothing.
 	DryRun bool
-}
-
-// Usage measures the disk space of images. [usage.Meter] implements it.
-type Usage interface {
-	Measure(ctx context.Context) (usage.Usage, error)
 }
 
 // Exited removes exited containers. [cri.Service] implements it.
@@ -169,6 +158,12 @@ func guarded[T any](ctx context.Context, s *Server, method string, call func(ctx
 	return resp, err
 }
 
+// guardedStream runs one call that sends its answers through Guard.
+func (s *Server) guardedStream(ctx context.Context, method string, call func(ctx context.Context) error) error {
+	_, err := guarded(ctx, s, method, func(ctx context.Context) (struct{}, error) { return struct{}{}, call(ctx) })
+	return err
+}
+
 // Images implements the API.
 func (s *Server) Images(ctx context.Context, r *api.ImagesRequest) (*api.ImagesResponse, error) {
 	return guarded(ctx, s, "Images", func(context.Context) (*api.ImagesResponse, error) {
@@ -179,16 +174,15 @@ func (s *Server) Images(ctx context.Context, r *api.ImagesRequest) (*api.ImagesR
 
 // StreamImages implements the API.
 func (s *Server) StreamImages(r *api.ImagesRequest, stream grpc.ServerStreamingServer[api.ImagesResponse]) error {
-	_, err := guarded(stream.Context(), s, "StreamImages", func(context.Context) (struct{}, error) {
+	return s.guardedStream(stream.Context(), "StreamImages", func(context.Context) error {
 		keys, err := s.keys(r)
 		for piece := range pieces.Split(keys) {
 			if err := stream.Send(&api.ImagesResponse{Keys: piece}); err != nil {
-				return struct{}{}, err
+				return err
 			}
 		}
-		return struct{}{}, err
+		return err
 	})
-	return err
 }
 
 // keys returns the keys that match a filter, sorted by reference and target.
@@ -298,25 +292,24 @@ func (s *Server) Resolve(ctx context.Context, r *api.ResolveRequest) (*api.Resol
 
 // Pull implements the API.
 func (s *Server) Pull(r *api.PullRequest, stream grpc.ServerStreamingServer[api.PullResponse]) error {
-	_, err := guarded(stream.Context(), s, "Pull", func(ctx context.Context) (struct{}, error) {
+	return s.guardedStream(stream.Context(), "Pull", func(ctx context.Context) error {
 		rt, err := s.lookup(r.GetHandler())
 		if err != nil {
-			return struct{}{}, err
+			return err
 		}
 		progress := &progress{stream: stream}
 		pulled, err := s.config.Puller.Pull(ctx, pull.Request{
 			Ref: r.GetRef(), Runtime: rt, Credential: Credential(r.GetCredential()), Progress: progress.report,
 		})
 		if err != nil {
-			return struct{}{}, err
+			return err
 		}
 		result := &api.PullResult{Key: s.key(pulled.Entry), Done: string(pulled.Outcome), OtherPlatform: pulled.OtherPlatform}
 		if pulled.Fallback != nil {
 			result.Fallback = resolve.RedactError(pulled.Fallback).Error()
 		}
-		return struct{}{}, progress.send(&api.PullResponse{Result: result})
+		return progress.send(&api.PullResponse{Result: result})
 	})
-	return err
 }
 
 // progress sends the progress events of the transfer service, which come from several goroutines.

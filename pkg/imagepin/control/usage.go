@@ -13,10 +13,7 @@ import (
 
 // DiskUsage implements the API.
 func (s *Server) DiskUsage(r *api.DiskUsageRequest, stream grpc.ServerStreamingServer[api.DiskUsageResponse]) error {
-	_, err := guarded(stream.Context(), s, "DiskUsage", func(ctx context.Context) (struct{}, error) {
-		return struct{}{}, s.diskUsage(ctx, r, stream)
-	})
-	return err
+	return s.guardedStream(stream.Context(), "DiskUsage", func(ctx context.Context) error { return s.diskUsage(ctx, r, stream) })
 }
 
 func (s *Server) diskUsage(ctx context.Context, r *api.DiskUsageRequest, stream grpc.ServerStreamingServer[api.DiskUsageResponse]) error {
