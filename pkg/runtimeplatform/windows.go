@@ -26,19 +26,14 @@ func parseOSVersion(s string) (osVersion, bool) {
 	if len(parts) < 3 {
 		return osVersion{}, false
 	}
-	major, err := strconv.ParseUint(parts[0], 10, 8)
-	if err != nil {
-		return osVersion{}, false
+	var n [3]uint64
+	for i, bits := range []int{8, 8, 16} {
+		var err error
+		if n[i], err = strconv.ParseUint(parts[i], 10, bits); err != nil {
+			return osVersion{}, false
+		}
 	}
-	minor, err := strconv.ParseUint(parts[1], 10, 8)
-	if err != nil {
-		return osVersion{}, false
-	}
-	build, err := strconv.ParseUint(parts[2], 10, 16)
-	if err != nil {
-		return osVersion{}, false
-	}
-	v := osVersion{major: uint8(major), minor: uint8(minor), build: uint16(build)}
+	v := osVersion{major: uint8(n[0]), minor: uint8(n[1]), build: uint16(n[2])}
 	if v == (osVersion{}) {
 		return osVersion{}, false
 	}

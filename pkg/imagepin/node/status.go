@@ -187,7 +187,11 @@ func (n *Node) silentSnapshotters(ctx context.Context, targets map[runtimeplatfo
 		mu     sync.Mutex
 		silent = make(map[string]string)
 	)
-	for name := range snapshottersOf(targets) {
+	names := make(map[string]bool)
+	for t := range targets {
+		names[t.Snapshotter] = true
+	}
+	for name := range names {
 		asked.Go(func() {
 			_, err := n.probes.DoDetached(ctx, name, func(ctx context.Context) (struct{}, error) { return struct{}{}, n.probe(ctx, name) })
 			if err != nil {
@@ -199,14 +203,6 @@ func (n *Node) silentSnapshotters(ctx context.Context, targets map[runtimeplatfo
 	}
 	asked.Wait()
 	return silent
-}
-
-func snapshottersOf(targets map[runtimeplatform.Target]int64) map[string]bool {
-	names := make(map[string]bool)
-	for t := range targets {
-		names[t.Snapshotter] = true
-	}
-	return names
 }
 
 // probe returns nil if a snapshotter answers.
