@@ -70,17 +70,6 @@ func TestTagOfALostKey(t *testing.T) {
 	}
 }
 
-// lateImages calls run after the inventory of a check, before the check lists the keys.
-type lateImages struct {
-	*store.Store
-	run func()
-}
-
-func (s lateImages) ListRecorded(ctx context.Context) (store.Recorded, error) {
-	s.run()
-	return s.Store.ListRecorded(ctx)
-}
-
 // TestCheckDuringPull checks the node between the writes of a pull, and lets a pull end between the inventory of a check and
 // its list of keys. Neither check has findings.
 func TestCheckDuringPull(t *testing.T) {
@@ -124,11 +113,12 @@ func TestCheckDuringPull(t *testing.T) {
 	want("between the writes of a pull", between, nil)
 
 	h.config.Checker = health.New(health.Config{
-		Images: lateImages{s, func() {
+		// A check lists the leases of pins after its inventory, before it lists the keys.
+		Leases: ctdtest.Leases{Manager: c.Leases, Before: ctdtest.On("List", func(string) error {
 			_, err := s.Put(h.ctx, "", h.pulled(t, longRef)...)
-			noError(t, err)
-		}},
-		Content: c.Content, Leases: c.Leases, Snapshotter: c.Snapshotter, Runtimes: c.Runtimes,
+			return err
+		})},
+		Images: s, Content: c.Content, Snapshotter: c.Snapshotter, Runtimes: c.Runtimes,
 	})
 	report, err := h.Check(h.ctx, nil)
 	want("after the inventory", report, err)

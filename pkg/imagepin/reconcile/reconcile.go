@@ -40,7 +40,7 @@ var topics = []string{
 
 // Config configures a Reconciler.
 type Config struct {
-	Store    Store
+	Store    *store.Store
 	Records  images.Store
 	Checker  *health.Checker
 	Maker    Maker
@@ -52,7 +52,7 @@ type Config struct {
 	Boots   Boots
 	Collect func(context.Context) error
 	Events  Subscriber
-	Locks   Locks
+	Locks   *pull.Locks
 	// Replacer is for damaged snapshots that containers stand on. It may be nil: the key then stays damaged until they are removed.
 	Replacer Replacer
 	// Boot may be nil: no image is then compared at the start.
@@ -63,73 +63,6 @@ type Config struct {
 	Pinned func(root digest.Digest) bool
 	// Namespace is the containerd namespace of the CRI's images. Events of other namespaces are ignored.
 	Namespace string
-}
-
-// Store has the images of the node. [store.Store] implements it.
-type Store interface {
-	Index
-	Repairs
-	// Load builds the index from the labels on the image records.
-	Load(ctx context.Context, look store.ReadyFunc) (*store.Loaded, error)
-	// Sync updates the keys after a record may have changed. It returns the record if it has no key.
-	Sync(ctx context.Context, name string) (*images.Image, error)
-	// Adopt records the keys of images of other tools.
-	Adopt(ctx context.Context, adoptions ...store.Adoption) (store.Change, error)
-	// MarkUnused records which keys have no runtime handler, and since when, and returns them.
-	MarkUnused(ctx context.Context) ([]imagepin.Entry, error)
-	NoteUntagged(u store.Untagged)
-	NoteUnreadable(id digest.Digest)
-	// Unaccounted lists the records that belong to no key.
-	Unaccounted(ctx context.Context) ([]images.Image, error)
-	// CreateIDRecord creates the record of an image ID if a record of the image needs it.
-	CreateIDRecord(ctx context.Context, img images.Image, id digest.Digest) error
-	// MarkUnsynced notes that containerd's CRI may not know the current state of a record.
-	MarkUnsynced(img images.Image, entries ...imagepin.Entry)
-}
-
-// Index reads the recorded and the actual state.
-type Index interface {
-	Get(k imagepin.Key) (imagepin.Entry, bool)
-	Images() []store.Image
-	// See returns the entry of a key for RemoveSeen.
-	See(k imagepin.Key) (e imagepin.Entry, seen store.Seen, ok bool)
-	// Accounted reports whether a record belongs to keys in the index.
-	Accounted(img images.Image) bool
-	// Adopted reports whether another tool put the image of a reference on the node, and a target has no key yet.
-	Adopted(ref string) bool
-	// IsDurable reports whether a key of a reference has a mark of durability: no other tool made it.
-	IsDurable(ref string) bool
-	// Unclaimed reports whether no key needs an image to be unpacked in a snapshotter.
-	Unclaimed(u store.Unpacked) bool
-	HasContent(ctx context.Context, e imagepin.Entry) (bool, error)
-	HasSnapshot(ctx context.Context, snapshotter string, chainID digest.Digest) (bool, error)
-}
-
-// Repairs hides and repairs keys.
-type Repairs interface {
-	// EvictBlob and EvictSnapshot remove the keys that need something that is gone from the index, and return them.
-	EvictBlob(ctx context.Context, d digest.Digest) ([]imagepin.Entry, error)
-	EvictSnapshot(ctx context.Context, snapshotter, name string) ([]imagepin.Entry, error)
-	// EvictSeen removes an entry that is not outdated from the index.
-	EvictSeen(ctx context.Context, seen store.Seen, reason string) (evicted bool, _ error)
-	// NoteDamaged notes why a key is not ready, and NoteWaiting that calls wait for it. MarkDamaged also records that it is damaged; kept is false if it is ready, or
-	// not recorded any more.
-	Damaged() []store.Damaged
-	GetDamaged(k imagepin.Key) (store.Damaged, bool)
-	NoteDamaged(e imagepin.Entry, reason string)
-	NoteWaiting(e imagepin.Entry, reason string)
-	MarkDamaged(ctx context.Context, e imagepin.Entry, reason string) (kept bool, _ error)
-	// PutIf records a key that was made ready again, if the record called witness still targets its image.
-	PutIf(ctx context.Context, e imagepin.Entry, witness string) (restored bool, _ error)
-	// RepairRecords writes the records of an entry again.
-	RepairRecords(ctx context.Context, e imagepin.Entry) error
-	// Drop removes a key that is not in the index from its record. RemoveSeen removes an entry of the index.
-	Drop(ctx context.Context, e imagepin.Entry) error
-	RemoveSeen(ctx context.Context, seen store.Seen) (removed bool, _ error)
-	// Lost lists the recorded keys that are not in the index.
-	Lost(ctx context.Context) ([]imagepin.Entry, error)
-	// ReleaseOrphans releases the snapshots of images in snapshotters for which no key needs them.
-	ReleaseOrphans(ctx context.Context, all []store.Unpacked, lost ...imagepin.Entry) error
 }
 
 // Replacer replaces the files of damaged snapshots that others stand on. [replace.Replacer] implements it.
@@ -156,12 +89,6 @@ type Puller interface {
 	Repair(ctx context.Context, e imagepin.Entry) (pull.Outcome, error)
 	// RepairBlob fetches a blob of an image again if its file is damaged.
 	RepairBlob(ctx context.Context, e imagepin.Entry, d digest.Digest) error
-}
-
-// Locks separates pulls and uses of images from removals. [pull.Locks] implements it.
-type Locks interface {
-	ForUse(ctx context.Context, refs ...string) (unlock func(), _ error)
-	ForRemoval(ctx context.Context, refs ...string) (unlock func(), _ error)
 }
 
 // Retained is the content that pins retain. [retain.Retainer] implements it.

@@ -75,7 +75,7 @@ func (d *deepNode) pullAs(t *testing.T, key imagepin.Key, tag string) {
 	noError(t, err)
 	other.Record, err = store.RecordName(ref, other.Root.Digest)
 	noError(t, err)
-	unlock, err := d.config.Locks.(*pull.Locks).ForUse(ctx, other.Record)
+	unlock, err := d.config.Locks.ForUse(ctx, other.Record)
 	noError(t, err)
 	defer unlock()
 	other.Source = imagepin.SourcePull

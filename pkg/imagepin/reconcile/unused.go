@@ -16,7 +16,7 @@ import (
 
 // markUnused records and logs which keys have no runtime handler. The log names each target once, because a target that no
 // handler has any more can be a mistake in the configuration.
-func markUnused(ctx context.Context, s Store) {
+func markUnused(ctx context.Context, s *store.Store) {
 	unused, err := s.MarkUnused(ctx)
 	if err != nil {
 		if ctx.Err() == nil {
