@@ -55,7 +55,7 @@ func (c *Checker) SnapshotDamage(ctx context.Context, e imagepin.Entry) (why str
 		return why, err
 	}
 	for _, d := range c.config.Images.Damaged() {
-		if e.ChainID == "" || snapshotOf(d.Entry) != snapshotOf(e) || d.DamagedAt.IsZero() {
+		if e.ChainID == "" || store.SnapshotOf(d.Entry) != store.SnapshotOf(e) || d.DamagedAt.IsZero() {
 			continue
 		}
 		return c.differs(ctx, e, true)
@@ -77,7 +77,7 @@ func (c *Checker) differs(ctx context.Context, e imagepin.Entry, deep bool) (why
 		return result.Why, err
 	}
 	lerr := lease.With(ctx, c.config.Leases, lease.Use, func(ctx context.Context) (merr error) {
-		why, merr = c.missingDirectory(ctx, snapshotOf(e))
+		why, merr = c.missingDirectory(ctx, store.SnapshotOf(e))
 		return merr
 	})
 	if lerr != nil || why == "" {
@@ -88,7 +88,7 @@ func (c *Checker) differs(ctx context.Context, e imagepin.Entry, deep bool) (why
 
 // KnownDamage is [Checker.SnapshotDamage] that reads no files.
 func (c *Checker) KnownDamage(ctx context.Context, e imagepin.Entry) (why string, _ error) {
-	return c.damage.below(ctx, c.config.Snapshotter(e.Target.Snapshotter), snapshotOf(e))
+	return c.damage.below(ctx, c.config.Snapshotter(e.Target.Snapshotter), store.SnapshotOf(e))
 }
 
 // SnapshotCreated returns when a snapshot was committed.
@@ -136,7 +136,7 @@ func (c *comparing) entryOnce(ctx context.Context, e imagepin.Entry) (Comparison
 	}
 	one := &chain{comparing: c, layers: layers{l}, snapshotter: e.Target.Snapshotter, began: began}
 	if !one.whole() {
-		err := c.checker.withView(ctx, snapshotOf(e), func(mounts []mount.Mount) error { return one.compare(ctx, mounts) })
+		err := c.checker.withView(ctx, store.SnapshotOf(e), func(mounts []mount.Mount) error { return one.compare(ctx, mounts) })
 		if ctx.Err() != nil {
 			return Comparison{}, ctx.Err()
 		}

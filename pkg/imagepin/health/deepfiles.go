@@ -82,7 +82,7 @@ func (c *Checker) bySnapshot() map[store.Snapshot][]imagepin.Entry {
 	all := make(map[store.Snapshot][]imagepin.Entry)
 	for _, img := range c.config.Images.Images() {
 		for _, e := range img.Entries {
-			sn := snapshotOf(e)
+			sn := store.SnapshotOf(e)
 			if !slices.ContainsFunc(all[sn], func(other imagepin.Entry) bool { return other.Manifest == e.Manifest && other.ImageID == e.ImageID }) {
 				all[sn] = append(all[sn], e)
 			}
@@ -122,7 +122,7 @@ func (c *Checker) addUnverified(compared map[store.Snapshot]Comparison, r *Repor
 	}
 	for _, img := range c.config.Images.Images() {
 		for _, e := range img.Entries {
-			found, ok := compared[snapshotOf(e)]
+			found, ok := compared[store.SnapshotOf(e)]
 			if ok && found.State == layerfiles.Unverified && !lost[e.Key] {
 				r.add(Unverified, e, "its files could not be compared: "+found.Why)
 			}

@@ -168,8 +168,8 @@ func (inv *Inventory) Missing(e imagepin.Entry) string {
 		return "snapshotter " + e.Target.Snapshotter + " is not loaded, or has no snapshot of it"
 	case !inv.HasSnapshot(e.Target.Snapshotter, e.ChainID):
 		return "snapshot " + e.ChainID.String() + " is gone"
-	case inv.files.noDirectory[snapshotOf(e)] != "":
-		return inv.files.noDirectory[snapshotOf(e)]
+	case inv.files.noDirectory[store.SnapshotOf(e)] != "":
+		return inv.files.noDirectory[store.SnapshotOf(e)]
 	}
 	return inv.filesProblem(e)
 }

@@ -51,10 +51,6 @@ func (c *Checker) Lost(e imagepin.Entry, have *Inventory) (Loss, bool) {
 	_, silent := have.unavailable[e.Target.Snapshotter]
 	return Loss{
 		Entry: e, Reason: why, Unpackable: whole, Unknown: whole && silent || have.unreadable(e),
-		MissingDirectory: have.files.noDirectory[snapshotOf(e)] != "", DamagedFiles: have.filesProblem(e) != "",
+		MissingDirectory: have.files.noDirectory[store.SnapshotOf(e)] != "", DamagedFiles: have.filesProblem(e) != "",
 	}, true
-}
-
-func snapshotOf(e imagepin.Entry) store.Snapshot {
-	return store.Snapshot{Snapshotter: e.Target.Snapshotter, ChainID: e.ChainID}
 }

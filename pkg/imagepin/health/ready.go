@@ -10,6 +10,7 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin/internal/blobs"
 	"github.com/imagepin/imagepin/pkg/imagepin/internal/lease"
 	"github.com/imagepin/imagepin/pkg/imagepin/layerfiles"
+	"github.com/imagepin/imagepin/pkg/imagepin/store"
 )
 
 // Ready reports whether everything that an entry needs is on the node, see [Checker.Verify].
@@ -51,7 +52,7 @@ func (c *Checker) Verify(ctx context.Context, e imagepin.Entry) (_ Loss, lost bo
 	}
 	var missing string
 	err = lease.With(ctx, c.config.Leases, lease.Use, func(ctx context.Context) (err error) {
-		missing, err = c.missingDirectory(ctx, snapshotOf(e))
+		missing, err = c.missingDirectory(ctx, store.SnapshotOf(e))
 		return err
 	})
 	if err != nil {

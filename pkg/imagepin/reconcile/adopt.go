@@ -32,7 +32,7 @@ type adopter struct {
 	unanswered *unanswered
 	unmarked   *unmarked
 	// awaitingUnpack are the snapshots that images have not been unpacked to yet, by record. Only Run uses it.
-	awaitingUnpack map[string][]snapshot
+	awaitingUnpack map[string][]store.Snapshot
 }
 
 // adoptAll adopts the images that other tools put on the node before the start. It needs no leases, because no calls
@@ -149,7 +149,7 @@ func (a *adopter) adoptOnce(ctx context.Context, img images.Image, has hasSnapsh
 	}
 	for _, e := range entries {
 		a.await(img, e)
-		a.unanswered.add(ctx, snapshotOf(e.Target.Snapshotter, e.ChainID), true)
+		a.unanswered.add(ctx, store.SnapshotOf(e), true)
 	}
 	return true, nil
 }
@@ -210,7 +210,7 @@ func (a *adopter) compareLate(ctx context.Context, img images.Image, e imagepin.
 	if now, ok := a.config.Store.Get(e.Key); ok && now.Manifest == e.Manifest {
 		return false
 	}
-	err := a.unanswered.ask(ctx, snapshotOf(e.Target.Snapshotter, e.ChainID), func(ctx context.Context) (err error) {
+	err := a.unanswered.ask(ctx, store.SnapshotOf(e), func(ctx context.Context) (err error) {
 		queued, err = late(ctx, e)
 		return err
 	})
@@ -232,7 +232,7 @@ func (a *adopter) compareLate(ctx context.Context, img images.Image, e imagepin.
 
 // await notes that an image can be adopted for the target of an entry when its snapshot is found.
 func (a *adopter) await(img images.Image, e imagepin.Entry) {
-	a.awaitingUnpack[img.Name] = append(a.awaitingUnpack[img.Name], snapshotOf(e.Target.Snapshotter, e.ChainID))
+	a.awaitingUnpack[img.Name] = append(a.awaitingUnpack[img.Name], store.SnapshotOf(e))
 }
 
 // candidates returns the keys that an image can have with the content on the node. refused are the errors of keys that
@@ -266,7 +266,7 @@ func (a *adopter) candidates(ctx context.Context, img images.Image, ref referenc
 
 // snapshotCommitted adopts the images of other tools for which a snapshot may be the last one. ctr unpacks an image
 // after it creates its record.
-func (a *adopter) snapshotCommitted(ctx context.Context, p snapshot) error {
+func (a *adopter) snapshotCommitted(ctx context.Context, p store.Snapshot) error {
 	var failed error
 	for _, name := range slices.Sorted(maps.Keys(a.awaitingUnpack)) {
 		if !slices.Contains(a.awaitingUnpack[name], p) {
@@ -286,31 +286,31 @@ func (a *adopter) snapshotCommitted(ctx context.Context, p snapshot) error {
 }
 
 // unadopted returns why an image of another tool has no key. It returns "" if the image is about to get one.
-func (a *adopter) unadopted(ctx context.Context, img images.Image, has hasSnapshot) (why string, _ error) {
+func (a *adopter) unadopted(ctx context.Context, img images.Image, has hasSnapshot) (why string) {
 	ref, err := adoptable(img)
 	if err != nil {
-		return err.Error(), nil
+		return err.Error()
 	}
 	found, refused := a.candidates(ctx, img, ref, newLook(a.config.Content))
 	if len(refused) > 0 {
-		return refused[0].Error(), nil
+		return refused[0].Error()
 	}
 	if len(found) == 0 {
-		return "the node has no content for the platforms of its runtime handlers", nil
+		return "the node has no content for the platforms of its runtime handlers"
 	}
 	var without []string
 	for _, e := range found {
 		unpacked, err := has(e.Target.Snapshotter, e.ChainID)
 		if err != nil {
-			return err.Error(), nil
+			return err.Error()
 		}
 		if unpacked {
-			return "", nil
+			return ""
 		}
 		without = append(without, e.Target.Snapshotter)
 	}
 	slices.Sort(without)
-	return "it is not unpacked in " + strings.Join(slices.Compact(without), ", "), nil
+	return "it is not unpacked in " + strings.Join(slices.Compact(without), ", ")
 }
 
 // adoptable returns the reference that a record's name is, if a pod can use it. It fails for an image ID, which is

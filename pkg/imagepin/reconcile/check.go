@@ -21,7 +21,7 @@ func (r *Reconciler) Check(ctx context.Context, ref health.PinnedRef) (health.Re
 	if err != nil {
 		return report, err
 	}
-	return r.withUnadopted(ctx, report)
+	return r.withUnadopted(ctx, report), nil
 }
 
 // DeepCheck is [Reconciler.Check] that also reads all content, see [health.Checker.DeepCheck].
@@ -30,7 +30,7 @@ func (r *Reconciler) DeepCheck(ctx context.Context, d health.DeepOptions) (healt
 	if err != nil {
 		return report, err
 	}
-	return r.withUnadopted(ctx, report)
+	return r.withUnadopted(ctx, report), nil
 }
 
 // LowestUnusable returns the chain ID of the lowest snapshot of an image that cannot be used, see [health.Checker.LowestUnusable].
@@ -39,7 +39,7 @@ func (r *Reconciler) LowestUnusable(ctx context.Context, e imagepin.Entry) (dige
 }
 
 // withUnadopted adds the images of other tools without a key to a report.
-func (r *Reconciler) withUnadopted(ctx context.Context, report health.Report) (health.Report, error) {
+func (r *Reconciler) withUnadopted(ctx context.Context, report health.Report) health.Report {
 	var unexplained []images.Image
 	for _, img := range report.Records {
 		_, err := digest.Parse(img.Name) // image IDs are adopted with their references
@@ -48,7 +48,7 @@ func (r *Reconciler) withUnadopted(ctx context.Context, report health.Report) (h
 		}
 	}
 	if len(unexplained) == 0 {
-		return report, nil
+		return report
 	}
 	slices.SortFunc(unexplained, func(a, b images.Image) int { return strings.Compare(a.Name, b.Name) })
 	ours, has := keyRecords(report.Records), r.unanswered.forReport(ctx)
@@ -56,15 +56,11 @@ func (r *Reconciler) withUnadopted(ctx context.Context, report health.Report) (h
 		if ours[img.Name] {
 			continue
 		}
-		why, err := r.adopter.unadopted(ctx, img, has)
-		if err != nil {
-			return report, err
-		}
-		if why != "" {
+		if why := r.adopter.unadopted(ctx, img, has); why != "" {
 			report.Findings = append(report.Findings, health.Finding{Subject: img.Name, Problem: "it is not adopted: " + why, Kind: health.NotAdopted})
 		}
 	}
-	return report, nil
+	return report
 }
 
 // warnAboutLayers checks the files of layers, and logs their problems. It does not repair them: containers of the image

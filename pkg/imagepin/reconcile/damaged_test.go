@@ -12,6 +12,7 @@ import (
 
 	"github.com/imagepin/imagepin/pkg/imagepin"
 	"github.com/imagepin/imagepin/pkg/imagepin/health"
+	"github.com/imagepin/imagepin/pkg/imagepin/store"
 )
 
 // unreachable is a puller whose registry cannot be reached.
@@ -208,7 +209,7 @@ func TestSnapshotRemovedBeforeRecord(t *testing.T) {
 		return err
 	}}
 	remove()
-	noError(t, d.snapshotGone(ctx, snapshot{"first", img.ChainID.String()}))
+	noError(t, d.snapshotGone(ctx, store.Snapshot{Snapshotter: "first", ChainID: img.ChainID}))
 	d.waitUntil(t, func() bool {
 		_, ready := d.store.Get(e.Key)
 		return unpacks.Load() == 2 && ready && d.HasSnapshot(t, "first", img.ChainID) && d.PendingRepairs() == 0

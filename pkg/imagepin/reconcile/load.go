@@ -89,15 +89,15 @@ func (r *Reconciler) forgetGone(all []images.Image) {
 	for _, img := range all {
 		exists[img.Name] = true
 	}
-	maps.DeleteFunc(r.adopter.awaitingUnpack, func(name string, _ []snapshot) bool { return !exists[name] })
+	maps.DeleteFunc(r.adopter.awaitingUnpack, func(name string, _ []store.Snapshot) bool { return !exists[name] })
 	maps.DeleteFunc(r.unkeyed.ids, func(name string, _ digest.Digest) bool { return !exists[name] })
 }
 
 // snapshotGone hides and queues for repair the keys that need a snapshot, if it was removed.
-func (r *Reconciler) snapshotGone(ctx context.Context, s snapshot) error {
+func (r *Reconciler) snapshotGone(ctx context.Context, s store.Snapshot) error {
 	var hidden []imagepin.Entry
 	err := r.unanswered.ask(ctx, s, func(ctx context.Context) (err error) {
-		hidden, err = r.config.Store.EvictSnapshot(ctx, s.snapshotter, s.chainID)
+		hidden, err = r.config.Store.EvictSnapshot(ctx, s.Snapshotter, s.ChainID.String())
 		return err
 	})
 	if errors.Is(err, errSilent) {

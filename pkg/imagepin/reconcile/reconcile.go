@@ -118,16 +118,6 @@ type Reconciler struct {
 	work chan func(context.Context)
 }
 
-// snapshot identifies a snapshot that another tool may create for its image.
-type snapshot struct {
-	snapshotter string
-	chainID     string
-}
-
-func snapshotOf(snapshotter string, chainID digest.Digest) snapshot {
-	return snapshot{snapshotter, chainID.String()}
-}
-
 // New returns a reconciler.
 func New(c Config) *Reconciler {
 	r := &Reconciler{
@@ -137,7 +127,7 @@ func New(c Config) *Reconciler {
 	}
 	r.unmarked = &unmarked{config: &c, damaged: func(ctx context.Context, losses ...health.Loss) { r.repairs.add(ctx, losses...) }, compared: make(map[store.Snapshot]bool), unverified: make(map[imagepin.Key]string)}
 	r.unanswered = newUnanswered(c.Store.HasSnapshot, r.passAnswered)
-	r.adopter = &adopter{config: &c, repairs: r.repairs, unanswered: r.unanswered, unmarked: r.unmarked, awaitingUnpack: make(map[string][]snapshot)}
+	r.adopter = &adopter{config: &c, repairs: r.repairs, unanswered: r.unanswered, unmarked: r.unmarked, awaitingUnpack: make(map[string][]store.Snapshot)}
 	return r
 }
 
@@ -265,9 +255,9 @@ func (r *Reconciler) handleEvent(ctx context.Context, e *events.Envelope) {
 		delete(r.adopter.awaitingUnpack, event.Name)
 		about, err = event.Name, r.syncRecord(ctx, event.Name)
 	case *eventsapi.SnapshotCommit:
-		about, err = event.Name, r.adopter.snapshotCommitted(ctx, snapshot{event.Snapshotter, event.Name})
+		about, err = event.Name, r.adopter.snapshotCommitted(ctx, store.Snapshot{Snapshotter: event.Snapshotter, ChainID: digest.Digest(event.Name)})
 	case *eventsapi.SnapshotRemove:
-		about, err = event.Key, r.snapshotGone(ctx, snapshot{event.Snapshotter, event.Key})
+		about, err = event.Key, r.snapshotGone(ctx, store.Snapshot{Snapshotter: event.Snapshotter, ChainID: digest.Digest(event.Key)})
 	case *eventsapi.ContentDelete:
 		about, err = event.Digest, r.blobGone(ctx, digest.Digest(event.Digest))
 	}
@@ -296,12 +286,12 @@ func (r *Reconciler) NoteUnkeyed(ctx context.Context) error {
 }
 
 // passAnswered makes Run reconcile a snapshot about which its snapshotter has answered.
-func (r *Reconciler) passAnswered(ctx context.Context, s snapshot) {
+func (r *Reconciler) passAnswered(ctx context.Context, s store.Snapshot) {
 	const topic = "snapshotter responds"
 	select {
 	case r.work <- func(ctx context.Context) {
 		defer recoverPanic(ctx, topic)
-		logFailure(ctx, topic, s.chainID, errors.Join(r.snapshotGone(ctx, s), r.adopter.snapshotCommitted(ctx, s)))
+		logFailure(ctx, topic, s.ChainID.String(), errors.Join(r.snapshotGone(ctx, s), r.adopter.snapshotCommitted(ctx, s)))
 	}:
 	case <-ctx.Done():
 	}
@@ -338,8 +328,8 @@ func (r *Reconciler) adoptUnpacked(ctx context.Context, name string) error {
 		return err
 	}
 	has := r.unanswered.onNode(ctx)
-	if why, err := r.adopter.unadopted(ctx, *unknown, has); why != "" || err != nil {
-		return err // imagepin check reports why
+	if r.adopter.unadopted(ctx, *unknown, has) != "" {
+		return nil // imagepin check reports why
 	}
 	return r.adopter.adoptNow(ctx, *unknown, has, r.unmarked.late)
 }

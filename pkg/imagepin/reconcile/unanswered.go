@@ -15,6 +15,7 @@ import (
 
 	"github.com/imagepin/imagepin/pkg/imagepin/health"
 	"github.com/imagepin/imagepin/pkg/imagepin/internal/pause"
+	"github.com/imagepin/imagepin/pkg/imagepin/store"
 )
 
 // answerTimeout limits how long Run waits for an answer of a snapshotter, as the inventory does.
@@ -27,7 +28,7 @@ var errSilent = errors.New("the snapshotter does not respond")
 // until it does. Run then reconciles the snapshot.
 type unanswered struct {
 	// answered is called with each snapshot about which there is an answer.
-	answered func(ctx context.Context, s snapshot)
+	answered func(ctx context.Context, s store.Snapshot)
 	has      func(ctx context.Context, snapshotter string, chainID digest.Digest) (bool, error)
 	timeout  time.Duration
 	owned    sync.WaitGroup
@@ -37,11 +38,11 @@ type unanswered struct {
 
 // questions are the snapshots of one snapshotter. They are guarded by unanswered.mu.
 type questions struct {
-	names  map[string]bool
+	names  map[digest.Digest]bool
 	silent bool // the snapshotter did not respond in time when it was asked last
 }
 
-func newUnanswered(has func(ctx context.Context, snapshotter string, chainID digest.Digest) (bool, error), answered func(context.Context, snapshot)) *unanswered {
+func newUnanswered(has func(ctx context.Context, snapshotter string, chainID digest.Digest) (bool, error), answered func(context.Context, store.Snapshot)) *unanswered {
 	return &unanswered{answered: answered, has: has, timeout: answerTimeout, open: make(map[string]*questions)}
 }
 
@@ -51,9 +52,9 @@ func (u *unanswered) wait() { u.owned.Wait() }
 // ask runs fn, which asks a snapshotter about a snapshot. If fn fails, the snapshotter is asked again in the background.
 // The context of fn ends after the timeout, and ask then fails with errSilent. While the snapshotter does not respond,
 // that context has ended before fn runs.
-func (u *unanswered) ask(ctx context.Context, s snapshot, fn func(context.Context) error) error {
+func (u *unanswered) ask(ctx context.Context, s store.Snapshot, fn func(context.Context) error) error {
 	timeout := u.timeout
-	if u.isSilent(s.snapshotter) {
+	if u.isSilent(s.Snapshotter) {
 		timeout = 0
 	}
 	err := within(ctx, timeout, fn)
@@ -75,19 +76,19 @@ func within(ctx context.Context, timeout time.Duration, fn func(context.Context)
 }
 
 // add notes a snapshot to ask about until ctx ends.
-func (u *unanswered) add(ctx context.Context, s snapshot, silent bool) {
+func (u *unanswered) add(ctx context.Context, s store.Snapshot, silent bool) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	q := u.open[s.snapshotter]
+	q := u.open[s.Snapshotter]
 	if q == nil {
-		q = &questions{names: make(map[string]bool)}
-		u.open[s.snapshotter] = q
-		u.owned.Go(func() { u.run(ctx, s.snapshotter) })
+		q = &questions{names: make(map[digest.Digest]bool)}
+		u.open[s.Snapshotter] = q
+		u.owned.Go(func() { u.run(ctx, s.Snapshotter) })
 	}
 	if silent && !q.silent {
-		log.G(ctx).WithField("snapshotter", s.snapshotter).Warn("snapshotter does not respond, asking it again")
+		log.G(ctx).WithField("snapshotter", s.Snapshotter).Warn("snapshotter does not respond, asking it again")
 	}
-	q.names[s.chainID] = true
+	q.names[s.ChainID] = true
 	q.silent = q.silent || silent
 }
 
@@ -110,7 +111,7 @@ func (u *unanswered) run(ctx context.Context, snapshotter string) {
 			return
 		}
 		for _, name := range names {
-			s := snapshot{snapshotter, name}
+			s := store.Snapshot{Snapshotter: snapshotter, ChainID: name}
 			err := u.askAgain(ctx, s)
 			if u.note(s, err); errors.Is(err, errSilent) {
 				break
@@ -123,7 +124,7 @@ func (u *unanswered) run(ctx context.Context, snapshotter string) {
 }
 
 // remaining returns the snapshots to ask a snapshotter about, in order. If there are none, the caller must return.
-func (u *unanswered) remaining(snapshotter string) []string {
+func (u *unanswered) remaining(snapshotter string) []digest.Digest {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	names := slices.Sorted(maps.Keys(u.open[snapshotter].names))
@@ -139,26 +140,26 @@ func (u *unanswered) forget(snapshotter string) {
 	delete(u.open, snapshotter)
 }
 
-func (u *unanswered) askAgain(ctx context.Context, s snapshot) (err error) {
+func (u *unanswered) askAgain(ctx context.Context, s store.Snapshot) (err error) {
 	defer func() {
 		if p := recover(); p != nil {
 			err = fmt.Errorf("panic: %v\n%s", p, debug.Stack())
 		}
 	}()
 	return within(ctx, u.timeout, func(ctx context.Context) error {
-		_, err := u.has(ctx, s.snapshotter, digest.Digest(s.chainID))
+		_, err := u.has(ctx, s.Snapshotter, s.ChainID)
 		return err
 	})
 }
 
 // note notes the result of a question.
-func (u *unanswered) note(s snapshot, err error) {
+func (u *unanswered) note(s store.Snapshot, err error) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	q := u.open[s.snapshotter]
+	q := u.open[s.Snapshotter]
 	q.silent = errors.Is(err, errSilent)
 	if err == nil {
-		delete(q.names, s.chainID)
+		delete(q.names, s.ChainID)
 	}
 }
 
@@ -171,7 +172,7 @@ func (u *unanswered) inInventory(ctx context.Context, have *health.Inventory) ha
 		if chainID == "" || have.Responds(snapshotter) && !u.isSilent(snapshotter) {
 			return have.HasSnapshot(snapshotter, chainID), nil
 		}
-		u.add(ctx, snapshotOf(snapshotter, chainID), true)
+		u.add(ctx, store.Snapshot{Snapshotter: snapshotter, ChainID: chainID}, true)
 		return false, errSilent
 	}
 }
@@ -179,7 +180,7 @@ func (u *unanswered) inInventory(ctx context.Context, have *health.Inventory) ha
 // onNode looks for snapshots in the snapshotters.
 func (u *unanswered) onNode(ctx context.Context) hasSnapshot {
 	return func(snapshotter string, chainID digest.Digest) (here bool, _ error) {
-		err := u.ask(ctx, snapshotOf(snapshotter, chainID), func(ctx context.Context) (err error) {
+		err := u.ask(ctx, store.Snapshot{Snapshotter: snapshotter, ChainID: chainID}, func(ctx context.Context) (err error) {
 			here, err = u.has(ctx, snapshotter, chainID)
 			return err
 		})

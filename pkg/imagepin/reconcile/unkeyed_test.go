@@ -150,7 +150,7 @@ func TestIDRecordWithoutConfiguration(t *testing.T) {
 func TestListingForgetsRecordsThatAreGone(t *testing.T) {
 	u := newUnkeyedNode(t)
 	u.create(t, "one name")
-	u.adopter.awaitingUnpack[goodRef] = []snapshot{snapshotOf("first", u.image.ChainID)}
+	u.adopter.awaitingUnpack[goodRef] = []store.Snapshot{{Snapshotter: "first", ChainID: u.image.ChainID}}
 	for _, name := range []string{"one name", u.id} {
 		noError(t, u.Images.Delete(u.ctx, name))
 	}

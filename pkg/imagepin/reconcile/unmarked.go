@@ -72,7 +72,7 @@ func (u *unmarked) wanted() (func(imagepin.Entry) bool, error) {
 	return func(e imagepin.Entry) bool {
 		u.mu.Lock()
 		defer u.mu.Unlock()
-		return e.Durable == "" && e.ChainID != "" && !u.compared[snapshotOfEntry(e)] && u.config.Boot.Older(e.ReadyAt)
+		return e.Durable == "" && e.ChainID != "" && !u.compared[store.SnapshotOf(e)] && u.config.Boot.Older(e.ReadyAt)
 	}, nil
 }
 
@@ -133,12 +133,8 @@ func (u *unmarked) older(ctx context.Context, e imagepin.Entry) (bool, error) {
 	if u.config.Boot == nil || e.ChainID == "" {
 		return false, nil
 	}
-	created, err := u.config.Checker.SnapshotCreated(ctx, snapshotOfEntry(e))
+	created, err := u.config.Checker.SnapshotCreated(ctx, store.SnapshotOf(e))
 	return err == nil && u.config.Boot.Before(created), err
-}
-
-func snapshotOfEntry(e imagepin.Entry) store.Snapshot {
-	return store.Snapshot{Snapshotter: e.Target.Snapshotter, ChainID: e.ChainID}
 }
 
 // add queues entries.
@@ -147,7 +143,7 @@ func (u *unmarked) add(entries ...imagepin.Entry) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	for _, e := range entries {
-		sn := snapshotOfEntry(e)
+		sn := store.SnapshotOf(e)
 		i := slices.IndexFunc(u.pending, func(c *comparison) bool { return c.snapshot == sn })
 		if i < 0 {
 			i = len(u.pending)

@@ -147,6 +147,9 @@ type Snapshot struct {
 	ChainID     digest.Digest
 }
 
+// SnapshotOf returns the snapshot that an entry needs. Its chain ID is empty for an image without layers.
+func SnapshotOf(e imagepin.Entry) Snapshot { return Snapshot{e.Target.Snapshotter, e.ChainID} }
+
 // Snapshots returns the snapshots that keys need, in a stable order.
 func (s *reader) Snapshots() []Snapshot {
 	s.index.mu.RLock()
