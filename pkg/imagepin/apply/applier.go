@@ -22,7 +22,6 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin"
 	"github.com/imagepin/imagepin/pkg/imagepin/applied"
 	"github.com/imagepin/imagepin/pkg/imagepin/bandwidth"
-	"github.com/imagepin/imagepin/pkg/imagepin/internal/lease"
 	"github.com/imagepin/imagepin/pkg/imagepin/lock"
 	"github.com/imagepin/imagepin/pkg/imagepin/pull"
 	"github.com/imagepin/imagepin/pkg/imagepin/store"
@@ -247,19 +246,11 @@ func (a *Applier) verify(ctx context.Context, r Request, p *plan) error {
 		if !ok {
 			continue // the registry has its descriptor, see prepare
 		}
-		if err := a.config.Puller.Verify(ctx, named(i), root); err != nil {
+		if err := a.config.Puller.Verify(ctx, i.Name(), root); err != nil {
 			return err
 		}
 	}
 	return nil
-}
-
-// named returns the reference by which an image was locked.
-func named(i lock.Image) reference.Named {
-	if tag, ok := i.Tag(); ok {
-		return tag
-	}
-	return i.Ref
 }
 
 // changes returns the references whose digest differs between the current lock and the next one.
@@ -273,12 +264,12 @@ func changes(current *applied.Applied, next *lock.Lock) []Change {
 	}
 	if current != nil {
 		for _, i := range current.Lock.Images {
-			of(named(i).String()).Before = i.Ref.Digest()
+			of(i.Name().String()).Before = i.Ref.Digest()
 		}
 	}
 	if next != nil {
 		for _, i := range next.Images {
-			of(named(i).String()).After = i.Ref.Digest()
+			of(i.Name().String()).After = i.Ref.Digest()
 		}
 	}
 	var changed []Change
@@ -370,9 +361,4 @@ func unreadable(err error) error {
 		Reason: imagepin.InvalidLock, Class: errdefs.ErrFailedPrecondition, Err: err, Message: "the lock of this node cannot be read",
 		Hint: "Install the release that wrote it, or remove it: imagepin lock rm",
 	}
-}
-
-// withLease runs fn under a lease that holds what it imports.
-func (a *Applier) withLease(ctx context.Context, fn func(context.Context) error) error {
-	return lease.With(ctx, a.config.Leases, lease.Pull, fn)
 }

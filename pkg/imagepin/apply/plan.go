@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/containerd/containerd/v2/core/content"
+	"github.com/containerd/containerd/v2/core/images"
 	"github.com/containerd/errdefs"
 	"github.com/containerd/platforms"
 	"github.com/opencontainers/go-digest"
@@ -238,11 +239,10 @@ func (a *Applier) planImage(ctx context.Context, r Request, like job, runtimes [
 			found = true
 			continue
 		}
-		err := error(nil)
-		switch {
-		case r.Bundle != nil:
+		var err error
+		if r.Bundle != nil {
 			err = a.planFromBundle(ctx, r.Bundle, &j, p)
-		default:
+		} else {
 			err = offers(i, &j)
 		}
 		var known *imagepin.Error
@@ -367,16 +367,11 @@ func (a *Applier) planLayers(ctx context.Context, b Bundle, j *job, m manifest, 
 // unpackedLayers returns how many layers of an image, from the lowest on, have a snapshot on a node that discards layers.
 func (a *Applier) unpackedLayers(ctx context.Context, b Bundle, j *job, m manifest) int {
 	sn := a.config.Snapshotter(j.runtime.Target.Snapshotter)
-	text, err := content.ReadBlob(ctx, bundled{a.config.Content, b}, ocispec.Descriptor{Digest: m.Config.Digest, Size: m.Config.Size})
-	var image struct {
-		RootFS struct {
-			DiffIDs []digest.Digest `json:"diff_ids"`
-		} `json:"rootfs"`
-	}
-	if err != nil || sn == nil || !a.config.Settings().DiscardLayers || json.Unmarshal(text, &image) != nil {
+	diffIDs, err := images.RootFS(ctx, bundled{a.config.Content, b}, ocispec.Descriptor{Digest: m.Config.Digest, Size: m.Config.Size})
+	if err != nil || sn == nil || !a.config.Settings().DiscardLayers {
 		return 0
 	}
-	chain := identity.ChainIDs(slices.Clone(image.RootFS.DiffIDs))
+	chain := identity.ChainIDs(diffIDs)
 	for n := len(chain); n > 0; n-- {
 		if _, err := sn.Stat(ctx, chain[n-1].String()); err == nil {
 			return n

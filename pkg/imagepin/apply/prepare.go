@@ -17,6 +17,7 @@ import (
 	"github.com/imagepin/imagepin/internal/upstream"
 	"github.com/imagepin/imagepin/pkg/imagepin"
 	"github.com/imagepin/imagepin/pkg/imagepin/applied"
+	"github.com/imagepin/imagepin/pkg/imagepin/internal/lease"
 	"github.com/imagepin/imagepin/pkg/imagepin/lock"
 	"github.com/imagepin/imagepin/pkg/imagepin/pull"
 )
@@ -50,7 +51,7 @@ func (a *Applier) prepare(ctx context.Context, r Request, p *plan, report func(P
 	if err := a.checkSpace(ctx, p); err != nil {
 		return err
 	}
-	return a.withLease(ctx, run)
+	return lease.With(ctx, a.config.Leases, lease.Pull, run)
 }
 
 // hold adds content on the node to the lease in ctx.
@@ -101,7 +102,7 @@ func (a *Applier) makeReady(ctx context.Context, r Request, p *plan, report func
 	}
 	err := group.Wait()
 	for ref, none := range m.missing {
-		if err == nil && !m.found[ref] && !a.readyForSome(p, ref) {
+		if err == nil && !m.found[ref] && !a.readyForSome(ref) {
 			err = none
 		}
 	}
@@ -110,7 +111,7 @@ func (a *Applier) makeReady(ctx context.Context, r Request, p *plan, report func
 }
 
 // readyForSome reports whether an image was ready for a target before the apply.
-func (a *Applier) readyForSome(p *plan, ref string) bool {
+func (a *Applier) readyForSome(ref string) bool {
 	for _, rt := range a.config.Runtimes().Targets() {
 		if _, ok := a.config.Images.Get(imagepin.Key{Ref: ref, Target: rt}); ok {
 			return true
@@ -155,7 +156,7 @@ func isLost(err error) bool {
 func names(l *lock.Lock, ref reference.Canonical) (all []reference.Named) {
 	for _, i := range l.Images {
 		if i.Ref.String() == ref.String() {
-			all = append(all, named(i))
+			all = append(all, i.Name())
 		}
 	}
 	return all

@@ -66,7 +66,7 @@ func (a *Applier) Usage(ctx context.Context) (Usage, error) {
 				ids[e.ImageID], isLocked[e.ImageID] = true, true
 			}
 		}
-		locked[i.Ref.String()], tags[named(i).String()] = ids, i.Ref.String()
+		locked[i.Ref.String()], tags[i.Name().String()] = ids, i.Ref.String()
 	}
 	used := make(map[digest.Digest]int)
 	for _, c := range containers {

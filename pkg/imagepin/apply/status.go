@@ -4,7 +4,6 @@ import (
 	"time"
 
 	"github.com/containerd/log"
-	"github.com/distribution/reference"
 
 	"github.com/imagepin/imagepin/pkg/imagepin"
 	"github.com/imagepin/imagepin/pkg/imagepin/applied"
@@ -30,8 +29,6 @@ type Status struct {
 // ImageStatus is an image of the lock.
 type ImageStatus struct {
 	lock.Image
-	// Name is the reference that is locked: a tag, or the image by digest.
-	Name reference.Named
 	// Ready has the targets for which the image is ready, and Missing those for which it should be.
 	Ready, Missing []runtimeplatform.Target
 }
@@ -47,7 +44,7 @@ func (a *Applier) Status() Status {
 	}
 	runtimes := a.storedRuntimes(st.Current)
 	for _, i := range st.Current.Lock.Images {
-		s := ImageStatus{Image: i, Name: named(i)}
+		s := ImageStatus{Image: i}
 		var without []runtimeplatform.Target
 		for _, rt := range a.runtimesFor(i, runtimes) {
 			switch e, ok := a.config.Images.Get(imagepin.Key{Ref: i.Ref.String(), Target: rt.Target}); {

@@ -23,8 +23,6 @@ type archive struct {
 	pad    int64               // after it
 }
 
-var zstdMagic = []byte{0x28, 0xb5, 0x2f, 0xfd}
-
 const readSize = 1 << 20
 
 // openArchive starts to read a file of size bytes at its first byte. It decides by the content whether it is compressed.

@@ -14,7 +14,7 @@ var compressions = []struct{ magic, name, command string }{
 	{"\x04\x22\x4d\x18", "lz4", "lz4 -dc"},
 	{"LZIP", "lzip", "lzip -dc"},
 	{"PK\x03\x04", "zip", "unzip -p"},
-	{string(frameMagic), "zstd", "zstd -dc"}, // twice
+	{string(zstdMagic), "zstd", "zstd -dc"}, // twice
 }
 
 // longestMagic is the length of the longest beginning of compressions.

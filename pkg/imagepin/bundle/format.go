@@ -124,14 +124,6 @@ func distinct(l *lock.Lock) []lock.Image {
 	return firsts
 }
 
-// imageName returns the name of an image for other tools: its tag, or the reference by digest.
-func imageName(i lock.Image) string {
-	if tag, ok := i.Tag(); ok {
-		return tag.String()
-	}
-	return i.Ref.String()
-}
-
 // manifestDescriptor returns a descriptor of a root without what is not needed.
 func manifestDescriptor(d ocispec.Descriptor) ocispec.Descriptor {
 	return ocispec.Descriptor{MediaType: d.MediaType, Digest: d.Digest, Size: d.Size}
@@ -151,7 +143,7 @@ func writeIndexJSON(w io.Writer, l *lock.Lock, rootOf func(digest.Digest) ocispe
 	}
 	named := make(map[string]bool)
 	for _, i := range l.Images {
-		name := imageName(i)
+		name := i.Name().String()
 		if named[name] {
 			continue
 		}

@@ -15,8 +15,8 @@ import (
 
 // The beginnings of an archive: that of a zstd frame, and the magic number of a tar header.
 var (
-	frameMagic = []byte{0x28, 0xb5, 0x2f, 0xfd}
-	tarMagic   = []byte("ustar") // at tarMagicAt
+	zstdMagic = []byte{0x28, 0xb5, 0x2f, 0xfd}
+	tarMagic  = []byte("ustar") // at tarMagicAt
 )
 
 const tarMagicAt = 257

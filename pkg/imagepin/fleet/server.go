@@ -9,7 +9,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/opencontainers/go-digest"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	api "github.com/imagepin/imagepin/api/imagepin/v1"
@@ -293,7 +292,7 @@ func errorText(err error) string {
 
 func lockedImage(i apply.ImageStatus, containers int, c *api.LockCounts) *api.LockedImage {
 	a := &api.LockedImage{
-		Ref: i.Name.String(), Digest: i.Ref.Digest().String(), Id: i.ID, State: "ready", Containers: int64(containers),
+		Ref: i.Name().String(), Digest: i.Ref.Digest().String(), Id: i.ID, State: "ready", Containers: int64(containers),
 		Ready: targets(i.Ready), Missing: targets(i.Missing),
 	}
 	c.Locked++
@@ -339,7 +338,7 @@ func LockSummary(st apply.Status) *api.LockSummary {
 		return nil
 	}
 	if st.Current != nil {
-		sum.Digest, sum.AppliedAt = digest.Digest(st.Current.Digest).String(), timestamppb.New(st.Current.At)
+		sum.Digest, sum.AppliedAt = st.Current.Digest.String(), timestamppb.New(st.Current.At)
 	}
 	for _, i := range st.Images {
 		if len(i.Missing) == 0 {

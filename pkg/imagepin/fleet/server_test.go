@@ -40,7 +40,6 @@ func lockedImageOf(t *testing.T, id string, d digest.Digest) lock.Image {
 func statusOf(t *testing.T) (apply.Status, apply.Usage) {
 	t.Helper()
 	a, b := lockedImageOf(t, "registry.example/app:1", one), lockedImageOf(t, "", two)
-	tag, _ := a.Tag()
 	amd64, arm64 := runtimeplatform.Target{Platform: "linux/amd64", Snapshotter: "native"}, runtimeplatform.Target{Platform: "linux/arm64", Snapshotter: "native"}
 	current := &applied.Applied{Lock: &lock.Lock{Images: []lock.Image{a, b}}, Digest: "sha256:current", Name: "x.yaml", Bundle: true, Handlers: []string{"runc"}, At: time.Unix(100, 0)}
 	st := apply.Status{
@@ -48,8 +47,8 @@ func statusOf(t *testing.T) (apply.Status, apply.Usage) {
 		Applying: &apply.Progress{Phase: apply.Importing, Lock: "sha256:next", Done: 3, Total: 4, Ref: "r"},
 		Failed:   &apply.Failure{At: time.Unix(200, 0), Name: "y.yaml", Err: errors.New("no")},
 		Images: []apply.ImageStatus{
-			{Image: a, Name: tag, Ready: []runtimeplatform.Target{amd64}},
-			{Image: b, Name: b.Ref, Ready: []runtimeplatform.Target{amd64}, Missing: []runtimeplatform.Target{arm64}},
+			{Image: a, Ready: []runtimeplatform.Target{amd64}},
+			{Image: b, Ready: []runtimeplatform.Target{amd64}, Missing: []runtimeplatform.Target{arm64}},
 		},
 		DriftedContainers: 5,
 	}

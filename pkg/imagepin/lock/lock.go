@@ -62,6 +62,14 @@ func (i Image) Tag() (reference.NamedTagged, bool) {
 	return tagged, ok
 }
 
+// Name returns the reference that the image was locked for: its tag, or the image by digest.
+func (i Image) Name() reference.Named {
+	if tag, ok := i.Tag(); ok {
+		return tag
+	}
+	return i.Ref
+}
+
 func compareImages(a, b Image) int {
 	return cmp.Or(cmp.Compare(a.ID, b.ID), cmp.Compare(a.Ref.String(), b.Ref.String()))
 }
