@@ -62,11 +62,6 @@ const (
 	Unverified
 )
 
-// Ignore returns a finding that is not repaired.
-func Ignore(subject, problem string) Finding {
-	return Finding{Subject: subject, Problem: problem, Kind: Ignored}
-}
-
 // RepairHint describes how the finding would be repaired.
 func (f Finding) RepairHint() string {
 	if f.Loss.Unknown {
@@ -181,7 +176,7 @@ func (c *Checker) checkLabels(img images.Image, known map[string]imagepin.Entry,
 		}
 		e, err := imagepin.DecodeKeyLabel(name, value)
 		if err != nil {
-			r.Findings = append(r.Findings, Ignore(img.Name, err.Error()))
+			r.Findings = append(r.Findings, Finding{Subject: img.Name, Problem: err.Error(), Kind: Ignored})
 			continue
 		}
 		e.Record, e.RecordTarget = img.Name, img.Target

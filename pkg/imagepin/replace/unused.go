@@ -21,10 +21,6 @@ import (
 // maxNamed is how many containers an error names.
 const maxNamed = 5
 
-func (j *job) family(ctx context.Context) (family.Family, error) {
-	return family.Of(ctx, j.snapshotter)
-}
-
 // checkUnused fails with SnapshotInUse if a container or a sandbox runs on the damaged snapshots, or something mounts them.
 func (j *job) checkUnused(ctx context.Context) error {
 	var by []string
@@ -33,7 +29,7 @@ func (j *job) checkUnused(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		all, err := j.family(ctx)
+		all, err := family.Of(ctx, j.snapshotter)
 		if err != nil {
 			return err
 		}
@@ -83,7 +79,7 @@ func (j *job) checkNotCopied(ctx context.Context) error {
 	if !j.damaged.copied {
 		return nil
 	}
-	all, err := j.family(ctx)
+	all, err := family.Of(ctx, j.snapshotter)
 	if err != nil {
 		return err
 	}
@@ -139,7 +135,7 @@ func (j *job) notReplaceable(why string) *imagepin.Error {
 // references returns the references of the keys whose snapshots are damaged ones or stand on these, by tag and by digest, as
 // calls that use an image lock them.
 func (j *job) references(ctx context.Context) ([]string, error) {
-	all, err := j.family(ctx)
+	all, err := family.Of(ctx, j.snapshotter)
 	if err != nil {
 		return nil, err
 	}
