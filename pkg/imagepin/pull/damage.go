@@ -23,13 +23,14 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin"
 	"github.com/imagepin/imagepin/pkg/imagepin/internal/blobs"
 	"github.com/imagepin/imagepin/pkg/imagepin/internal/errno"
+	"github.com/imagepin/imagepin/pkg/imagepin/store"
 )
 
 // damage finds and replaces blobs whose file on the node does not match their digest.
 type damage struct {
 	content content.Store
 	leases  leases.Manager
-	images  Images
+	images  *store.Store
 	garbage Garbage
 	locks   *Locks
 }

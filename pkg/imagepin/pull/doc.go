@@ -7,7 +7,7 @@
 //   - choose: find the target's manifest in the index (choose.go).
 //   - fetch and unpack: the unpacker runs containerd's transfer service for the blobs and the snapshot that the node
 //     does not have (unpacker.go). The fetcher reads from registries (fetcher.go).
-//   - record: write the image records and the label of the key (record.go, package store).
+//   - record: write the image records and the label of the key (attempt.go, package store).
 //   - wait until upstream, containerd's own CRI service, has the image ([Maker.WaitVisible]).
 //
 // For a key that is ready, the Maker skips the steps that are not needed, see [Outcome]. If a part of the image is

@@ -4,13 +4,13 @@ import (
 	"context"
 	"testing"
 
+	"github.com/containerd/containerd/v2/core/leases"
 	"github.com/containerd/containerd/v2/core/unpack"
 	"github.com/containerd/platforms"
 	"github.com/distribution/reference"
 	"github.com/opencontainers/go-digest"
 
 	"github.com/imagepin/imagepin/internal/ctdtest"
-	"github.com/imagepin/imagepin/pkg/imagepin"
 	"github.com/imagepin/imagepin/pkg/imagepin/decide"
 	"github.com/imagepin/imagepin/pkg/imagepin/pin"
 	"github.com/imagepin/imagepin/pkg/imagepin/resolve"
@@ -32,17 +32,17 @@ func newMakerNode(t *testing.T, pins retain.Pins, limit int64) *makerNode {
 	t.Helper()
 	n := &makerNode{Node: ctdtest.New(t, "native")}
 	runtimes := ctdtest.Always(ctdtest.Runtimes(t, "native"))
+	n.recording = &beforeRecording{Manager: n.Leases}
 	n.store = store.New(store.Config{
-		Records: ctdtest.Records{Store: n.Images}, Content: n.Content, Leases: n.Leases, Snapshotter: n.Snapshotter, Runtimes: runtimes,
+		Records: ctdtest.Records{Store: n.Images}, Content: n.Content, Leases: n.recording, Snapshotter: n.Snapshotter, Runtimes: runtimes,
 	})
-	n.recording = &beforeRecording{Store: n.store}
 	n.retainer = retain.New(retain.Config{
 		Leases: n.Leases, Transactions: ctdtest.Records{Store: n.Images}, Content: n.Content, Pins: pins, Images: n.store, MaxBytes: ctdtest.Always(limit), Released: func() {},
 	})
 	locks := &Locks{}
 	unpackers := []unpack.Platform{{Platform: platforms.All, SnapshotterKey: "native", Snapshotter: n.Snapshotter("native"), Applier: noApplier{}}}
 	n.maker = New(Config{
-		Content: n.Content, Leases: n.Leases, Images: n.recording, Runtimes: runtimes, Retained: n.retainer, Locks: locks,
+		Content: n.Content, Leases: n.Leases, Images: n.store, Runtimes: runtimes, Retained: n.retainer, Locks: locks,
 		Pins:    decide.New(decide.Config{Pins: pin.New(pin.Config{}), Images: n.store, Retained: n.retainer}),
 		Garbage: &fakeGarbage{}, Upstream: syncedUpstream{}, Proofs: anyCredential{},
 		Settings: ctdtest.Always(&Settings{
@@ -52,18 +52,19 @@ func newMakerNode(t *testing.T, pins retain.Pins, limit int64) *makerNode {
 	return n
 }
 
-// beforeRecording calls before once, before the content of a job's image is leased to be recorded.
+// beforeRecording calls before once, before the content of a job's image is leased to be recorded: then the store lists what the
+// lease holds.
 type beforeRecording struct {
-	*store.Store
+	leases.Manager
 	before func()
 }
 
-func (b *beforeRecording) AddToLease(ctx context.Context, entries ...imagepin.Entry) error {
+func (b *beforeRecording) ListResources(ctx context.Context, l leases.Lease) ([]leases.Resource, error) {
 	if before := b.before; before != nil {
 		b.before = nil
 		before()
 	}
-	return b.Store.AddToLease(ctx, entries...)
+	return b.Manager.ListResources(ctx, l)
 }
 
 // syncedUpstream knows every image.

@@ -49,11 +49,11 @@ type Observer interface {
 	RepairFailed()
 }
 
-// traced runs a step of a pull in a span. The span ends with the step's error.
-func traced(ctx context.Context, step string, do func(context.Context) error, opts ...tracing.SpanOpt) error {
+// startStep starts the span of a step of a pull. Call end with the step's error.
+func startStep(ctx context.Context, step string, opts ...tracing.SpanOpt) (_ context.Context, end func(error)) {
 	ctx, span := tracing.StartSpan(ctx, tracing.Name("imagepin", step), opts...)
-	defer span.End()
-	err := do(ctx)
-	span.SetStatus(resolve.RedactError(err))
-	return err
+	return ctx, func(err error) {
+		span.SetStatus(resolve.RedactError(err))
+		span.End()
+	}
 }

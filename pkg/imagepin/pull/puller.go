@@ -120,16 +120,15 @@ func (p *Puller) key(q decide.Request, r Request) string {
 
 // pull runs a pull and reports its outcome to the observer.
 func (p *Puller) pull(ctx context.Context, q decide.Request, r Request) (pulled Pulled, err error) {
-	err = traced(ctx, "pull", func(ctx context.Context) error {
-		pulled, err = p.within(ctx, q.Ref.String(), q.Target, func(ctx context.Context, m *meter) (Pulled, error) {
-			return p.decideAndMake(ctx, q, r, m)
-		})
-		if err != nil {
-			pulled.Outcome = failure(ctx)
-		}
-		p.observer.Pulled(pulled.Outcome)
-		return err
-	}, tracing.WithAttribute("image.ref", q.Ref.String()), tracing.WithAttribute("image.target", q.Target.String()))
+	ctx, end := startStep(ctx, "pull", tracing.WithAttribute("image.ref", q.Ref.String()), tracing.WithAttribute("image.target", q.Target.String()))
+	defer func() { end(err) }()
+	pulled, err = p.within(ctx, q.Ref.String(), q.Target, func(ctx context.Context, m *meter) (Pulled, error) {
+		return p.decideAndMake(ctx, q, r, m)
+	})
+	if err != nil {
+		pulled.Outcome = failure(ctx)
+	}
+	p.observer.Pulled(pulled.Outcome)
 	return pulled, err
 }
 

@@ -43,40 +43,6 @@ func (m *Maker) repair(ctx context.Context, e imagepin.Entry, meter *meter) (Out
 	return outcome, err
 }
 
-// errUnneeded reports that the key to repair is not recorded any more.
-var errUnneeded = errors.New("the image was removed, or its tag was moved")
-
-// checkLost returns errUnneeded if the key that a job repairs is not recorded any more. The caller holds the mutex of the
-// image's digest, so that no call removes the key until it is unlocked.
-func (m *Maker) checkLost(ctx context.Context, j Job) error {
-	if !j.Record.restores() {
-		return nil
-	}
-	recorded, err := m.config.Images.HasKey(ctx, *j.Record.lost)
-	if err == nil && !recorded {
-		return errUnneeded
-	}
-	return err
-}
-
-// putLost records a repaired key. made is the image that the repair has made from the same digest. putLost returns
-// errUnneeded if another tool has removed the image, or a pull has moved its tag.
-func (m *Maker) putLost(ctx context.Context, lost, made imagepin.Entry) (imagepin.Entry, error) {
-	if made.ImageID != lost.ImageID || made.ChainID != lost.ChainID {
-		return imagepin.Entry{}, fmt.Errorf("%s is image %s for target %s, it was recorded as image %s: %w", lost.Root.Digest,
-			made.ImageID, lost.Target, lost.ImageID, errdefs.ErrFailedPrecondition)
-	}
-	lost.Durable = made.Durable
-	restored, err := m.config.Images.PutIf(ctx, lost, lost.Record)
-	if err == nil && !restored {
-		err = errUnneeded
-	}
-	if now, ok := m.config.Images.Get(lost.Key); err == nil && ok && now.Root.Digest != lost.Root.Digest {
-		err = errUnneeded
-	}
-	return lost, err
-}
-
 // runtimeOf returns the runtime of a target. It fails with ErrNotFound if no runtime handler has the target.
 func (m *Maker) runtimeOf(t runtimeplatform.Target) (runtimeplatform.Runtime, error) {
 	rt, ok := m.config.Runtimes().ForTarget(t)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/containerd/errdefs"
 	"github.com/containerd/log"
 
 	"github.com/imagepin/imagepin/pkg/imagepin"
@@ -54,4 +55,20 @@ func (m *Maker) fetchLayers(ctx context.Context, src *source, e imagepin.Entry) 
 		}
 	}
 	return nil
+}
+
+// checkSnapshot returns ContentDamaged (ErrDataLoss) if the files of an image's snapshots are known to be damaged. An unpack uses the
+// snapshots that are on the node.
+func (m *Maker) checkSnapshot(ctx context.Context, e imagepin.Entry) error {
+	if m.config.Snapshots == nil {
+		return nil
+	}
+	why, err := m.config.Snapshots.SnapshotDamage(ctx, e)
+	if err != nil || why == "" {
+		return err
+	}
+	return &imagepin.Error{
+		Reason: imagepin.ContentDamaged, Ref: e.Ref, Target: e.Target.String(), Message: why, Class: errdefs.ErrDataLoss,
+		Hint: "The node's disk lost or changed files of the image. Run imagepin check --deep --repair.",
+	}
 }

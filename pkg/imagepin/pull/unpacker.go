@@ -33,7 +33,7 @@ import (
 // snapshot. The lease in the context holds all of it.
 type unpacker struct {
 	content  content.Store
-	index    Index
+	index    *store.Store
 	settings func() *Settings
 	fetcher  *fetcher
 }
@@ -54,19 +54,18 @@ type chosen struct {
 func (c *chosen) manifest() ocispec.Descriptor { return c.path[len(c.path)-1] }
 
 // choose finds the manifest for the target of a job. end is called if the registry makes no progress, now or later.
-func (u *unpacker) choose(ctx context.Context, j Job, end context.CancelCauseFunc) (*chosen, error) {
+func (u *unpacker) choose(ctx context.Context, j Job, end context.CancelCauseFunc) (_ *chosen, err error) {
 	img := &chosen{job: j, source: u.fetcher.sourceOf(ctx, j, end)}
-	if err := traced(ctx, "choose", func(ctx context.Context) (err error) {
-		img.path, err = u.findPath(ctx, img)
-		return err
-	}); err != nil {
+	step, ended := startStep(ctx, "choose")
+	img.path, err = u.findPath(step, img)
+	ended(err)
+	if err != nil {
 		return nil, err
 	}
 	failpoint.Reach("pull.chosen")
 	if j.FirstUse == nil && !j.Retains() {
 		return img, nil
 	}
-	var err error
 	img.measured, err = u.measure(ctx, img)
 	return img, err
 }
@@ -153,16 +152,15 @@ func (u *unpacker) transfer(ctx context.Context, img *chosen) (ocispec.Descripto
 		return ocispec.Descriptor{}, err
 	}
 	dst := &destination{runtime: img.job.Runtime, discardLayers: u.settings().DiscardLayers, checkSizes: true, meter: img.job.meter}
-	err := traced(ctx, "fetch", func(ctx context.Context) error {
-		vouched, err := u.fetcher.vouching.vouchPresent(ctx, img.source, img.source.root)
-		if err != nil {
-			return err
-		}
-		if err := u.transferAll(ctx, img.source, dst, img.job.Progress); err != nil || vouched {
-			return err
-		}
-		return u.fetcher.vouching.vouchImage(ctx, img.source, img.source.root) // content that another pull wrote meanwhile
-	}, tracing.WithAttribute("image.digest", img.source.root.Digest.String()))
+	ctx, end := startStep(ctx, "fetch", tracing.WithAttribute("image.digest", img.source.root.Digest.String()))
+	vouched, err := u.fetcher.vouching.vouchPresent(ctx, img.source, img.source.root)
+	if err == nil {
+		err = u.transferAll(ctx, img.source, dst, img.job.Progress)
+	}
+	if err == nil && !vouched { // content that another pull wrote meanwhile
+		err = u.fetcher.vouching.vouchImage(ctx, img.source, img.source.root)
+	}
+	end(err)
 	if len(img.path) == 1 {
 		return dst.manifest, err
 	}

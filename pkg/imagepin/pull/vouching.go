@@ -17,6 +17,7 @@ import (
 
 	"github.com/imagepin/imagepin/pkg/imagepin"
 	"github.com/imagepin/imagepin/pkg/imagepin/decide"
+	"github.com/imagepin/imagepin/pkg/imagepin/store"
 )
 
 // maxServed is the maximum number of blobs that are remembered as served by a repository. A forgotten blob costs one
@@ -27,7 +28,7 @@ const maxServed = 2048
 // node.
 type vouching struct {
 	content content.Store
-	index   Index
+	index   *store.Store
 	proofs  decide.Proofs
 	served  *lru.Cache // of servedBlob, the last maxServed
 }
