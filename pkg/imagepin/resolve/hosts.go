@@ -7,6 +7,7 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -14,6 +15,7 @@ import (
 	"github.com/containerd/containerd/v2/core/remotes/docker"
 	"github.com/containerd/containerd/v2/core/remotes/docker/config"
 	"github.com/containerd/errdefs"
+	"k8s.io/utils/lru"
 )
 
 // hostsMaxAge is how long a registry's configuration is used before it is read again: files outside its directory (a CA
@@ -43,16 +45,22 @@ type hosts struct {
 	config  RegistryConfig
 	timeout time.Duration // for resolving a reference
 
-	mu      sync.Mutex
-	known   map[string]knownHosts
-	lookups uint64
+	mu    sync.Mutex
+	known *lru.Cache // of *knownHosts, by registry
 }
 
 type knownHosts struct {
 	hosts       []docker.RegistryHost
 	fingerprint string
 	read        time.Time
-	used        uint64 // number of the last lookup
+}
+
+func newHosts(c RegistryConfig, timeout time.Duration) *hosts {
+	return &hosts{config: c, timeout: timeout, known: lru.NewWithEvictionFunc(maxKnownHosts, func(_ lru.Key, k any) {
+		for _, o := range k.(*knownHosts).hosts { // requests in progress continue
+			o.Client.CloseIdleConnections()
+		}
+	})}
 }
 
 // lookup returns the hosts of a registry in the order of use. It does not set authorizers.
@@ -63,24 +71,16 @@ func (h *hosts) lookup(ctx context.Context, registry string) ([]docker.RegistryH
 	if err != nil {
 		return nil, &configError{registry, err}
 	}
-	h.lookups++
-	if k, ok := h.known[registry]; ok && k.fingerprint == fingerprint && time.Since(k.read) < hostsMaxAge {
-		k.used = h.lookups
-		h.known[registry] = k
+	known, _ := h.known.Get(registry)
+	if k, ok := known.(*knownHosts); ok && k.fingerprint == fingerprint && time.Since(k.read) < hostsMaxAge {
 		return k.hosts, nil
 	}
 	found, err := h.read(ctx, registry)
 	if err != nil {
 		return nil, &configError{registry, err}
 	}
-	h.forget(registry)
-	for len(h.known) >= maxKnownHosts {
-		h.forget(h.leastRecentlyUsed())
-	}
-	if h.known == nil {
-		h.known = make(map[string]knownHosts)
-	}
-	h.known[registry] = knownHosts{hosts: found, fingerprint: fingerprint, read: time.Now(), used: h.lookups}
+	h.known.Remove(registry)
+	h.known.Add(registry, &knownHosts{hosts: found, fingerprint: fingerprint, read: time.Now()})
 	return found, nil
 }
 
@@ -94,24 +94,6 @@ func (e *configError) Error() string {
 	return fmt.Sprintf("configuration of registry %s: %v", e.registry, e.err)
 }
 func (e *configError) Unwrap() error { return e.err }
-
-// forget removes a registry's configuration. Requests in progress continue.
-func (h *hosts) forget(registry string) {
-	for _, o := range h.known[registry].hosts {
-		o.Client.CloseIdleConnections()
-	}
-	delete(h.known, registry)
-}
-
-// leastRecentlyUsed returns the registry whose last lookup is the oldest.
-func (h *hosts) leastRecentlyUsed() (registry string) {
-	for name, k := range h.known {
-		if registry == "" || k.used < h.known[registry].used {
-			registry = name
-		}
-	}
-	return registry
-}
 
 func (h *hosts) read(ctx context.Context, registry string) ([]docker.RegistryHost, error) {
 	if len(h.config.ConfigPath) == 0 && len(h.config.Mirrors) > 0 {
@@ -196,7 +178,7 @@ func (h *hosts) mirrors(registry string) ([]docker.RegistryHost, error) {
 		if err != nil {
 			return nil, err
 		}
-		if e == self && containsHost(found, self) {
+		if e == self && slices.ContainsFunc(found, func(h docker.RegistryHost) bool { return h.Host == self }) {
 			continue
 		}
 		t := docker.DefaultHTTPTransport(nil)
@@ -230,13 +212,4 @@ func endpointURL(endpoint string) (*url.URL, error) {
 		u.Path = "/v2"
 	}
 	return u, nil
-}
-
-func containsHost(hosts []docker.RegistryHost, host string) bool {
-	for _, h := range hosts {
-		if h.Host == host {
-			return true
-		}
-	}
-	return false
 }

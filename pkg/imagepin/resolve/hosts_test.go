@@ -62,13 +62,20 @@ func TestHostsFileChanges(t *testing.T) {
 	resolveOnce(t, r)
 }
 
+// get returns what is known of a registry, or nil. The registry counts as used then.
+func (h *hosts) get(registry string) *knownHosts {
+	known, _ := h.known.Get(registry)
+	k, _ := known.(*knownHosts)
+	return k
+}
+
 // TestHostsExpire checks that hosts are read again after some time, because files that hosts.toml references can
 // change.
 func TestHostsExpire(t *testing.T) {
 	a := newRegistry(t)
 	root := t.TempDir()
 	writeHosts(t, root, server(a))
-	h := hosts{config: RegistryConfig{ConfigPath: []string{root}}}
+	h := newHosts(RegistryConfig{ConfigPath: []string{root}}, 0)
 	lookup := func() *http.Client {
 		t.Helper()
 		found, err := h.lookup(t.Context(), name)
@@ -81,9 +88,7 @@ func TestHostsExpire(t *testing.T) {
 	if lookup() != first {
 		t.Error("a lookup created a new client")
 	}
-	k := h.known[name]
-	k.read = time.Now().Add(-hostsMaxAge)
-	h.known[name] = k
+	h.get(name).read = time.Now().Add(-hostsMaxAge)
 	if lookup() == first {
 		t.Error("an expired configuration was not read again")
 	}
@@ -95,7 +100,7 @@ func TestKnownHostsAreBounded(t *testing.T) {
 	a := newRegistry(t)
 	r := newResolver(t, server(a))
 	first := resolveOnce(t, r)
-	client := r.hosts.known[name].hosts[0].Client
+	client := r.hosts.get(name).hosts[0].Client
 	for n := range 10 * maxKnownHosts {
 		if _, err := r.Resolve(quiet(t), named(t, fmt.Sprintf("127.%d.%d.1:1/app", n/250, n%250)), Credential{}); err == nil {
 			t.Fatal("got no error for a registry that does not exist")
@@ -103,11 +108,11 @@ func TestKnownHostsAreBounded(t *testing.T) {
 		if n%50 == 0 {
 			resolveOnce(t, r)
 		}
-		if known := len(r.hosts.known); known > maxKnownHosts {
+		if known := r.hosts.known.Len(); known > maxKnownHosts {
 			t.Fatalf("got %d known registries after %d lookups, want at most %d", known, n, maxKnownHosts)
 		}
 	}
-	if r.hosts.known[name].hosts[0].Client != client || a.tcp() != 1 {
+	if r.hosts.get(name).hosts[0].Client != client || a.tcp() != 1 {
 		t.Errorf("the registry in use was removed, or got %d connections, want 1", a.tcp())
 	}
 	// A removed registry is read again.
@@ -116,7 +121,7 @@ func TestKnownHostsAreBounded(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if _, ok := r.hosts.known[name]; ok {
+	if r.hosts.get(name) != nil {
 		t.Error("the least recently used registry was not removed")
 	}
 	f, err := first.Session.Fetcher(quiet(t))
@@ -130,7 +135,7 @@ func TestKnownHostsAreBounded(t *testing.T) {
 }
 
 func TestNoConfiguration(t *testing.T) {
-	h := hosts{}
+	h := newHosts(RegistryConfig{}, 0)
 	found, err := h.lookup(t.Context(), "docker.io")
 	if err != nil || len(found) != 1 || found[0].Host != "registry-1.docker.io" || found[0].Scheme != "https" {
 		t.Errorf("got hosts %+v, %v, want https://registry-1.docker.io", found, err)
@@ -138,11 +143,11 @@ func TestNoConfiguration(t *testing.T) {
 }
 
 func TestMirrorsConfiguration(t *testing.T) {
-	h := hosts{config: RegistryConfig{Mirrors: map[string][]string{
+	h := newHosts(RegistryConfig{Mirrors: map[string][]string{
 		"docker.io":        {"https://mirror.example", "http://mirror.example:5000/v2/proxy", "localhost:5000"},
 		"registry.example": {"https://other.example/path", "https://registry.example"},
 		"*":                {"https://all.example"},
-	}}}
+	}}, 0)
 	const all = docker.HostCapabilityResolve | docker.HostCapabilityPull | docker.HostCapabilityReferrers
 	for registry, want := range map[string][]string{
 		"docker.io":        {"https://mirror.example/v2", "http://mirror.example:5000/v2/proxy", "http://localhost:5000/v2", "https://registry-1.docker.io/v2"},
@@ -167,7 +172,7 @@ func TestMirrorsConfiguration(t *testing.T) {
 		}
 	}
 
-	h = hosts{config: RegistryConfig{Mirrors: map[string][]string{"*": {"https://u:hush@h\x7f"}}}}
+	h = newHosts(RegistryConfig{Mirrors: map[string][]string{"*": {"https://u:hush@h\x7f"}}}, 0)
 	if _, err := h.lookup(t.Context(), name); err == nil || strings.Contains(err.Error(), "hush") {
 		t.Errorf("invalid endpoint: got %v, want an error without the password", err)
 	}

@@ -62,7 +62,7 @@ type largeBody struct {
 	ctx     context.Context
 	cancel  context.CancelFunc
 	desc    ocispec.Descriptor
-	blobs   rangeOpener
+	blobs   sessionBlobs
 	config  largeBlobs
 	slots   slots
 	useless *atomic.Bool // several connections are no faster, or fail, for this session
@@ -101,20 +101,7 @@ type trial struct {
 	connections int64
 }
 
-// rangeOpener opens blobs and ranges of them.
-type rangeOpener interface {
-	blobOpener
-	// openRange opens a blob at an offset, at one registry host. It requests the range that the attempt in ctx ends at. The
-	// caller has a slot of the node's download limit.
-	openRange(ctx context.Context, desc ocispec.Descriptor, host int, offset int64) (io.ReadCloser, error)
-	// mayRange reports whether ranges may be requested from the server of an answer. forbid forbids it.
-	mayRange(desc ocispec.Descriptor, a answer) bool
-	forbid(a answer)
-	// usesRanges notes that ranges of the server of an answer are a part of the blob.
-	usesRanges(desc ocispec.Descriptor, a answer)
-}
-
-func newLargeBody(ctx context.Context, desc ocispec.Descriptor, blobs rangeOpener, c largeBlobs, limiter *semaphore.Weighted, useless *atomic.Bool) *largeBody {
+func newLargeBody(ctx context.Context, desc ocispec.Descriptor, blobs sessionBlobs, c largeBlobs, limiter *semaphore.Weighted, useless *atomic.Bool) *largeBody {
 	b := &largeBody{desc: desc, blobs: blobs, config: c, slots: slots{limiter: limiter}, useless: useless, measured: c.skip}
 	b.ctx, b.cancel = context.WithCancel(ctx)
 	b.main = newMainBody(b.ctx, desc, blobs)

@@ -34,24 +34,6 @@ const (
 	minBeforeSilence = 256 << 10
 )
 
-// blobOpener opens the bodies of a blob.
-type blobOpener interface {
-	// open opens the blob as how says. The first Read sends the request.
-	open(ctx context.Context, desc ocispec.Descriptor, how opening) (io.ReadCloser, error)
-	// skip excludes a registry host, and those before it, from further requests for the blob. It reports whether other hosts
-	// remain.
-	skip(desc ocispec.Descriptor, host int) bool
-	// comesFrom notes the registry host that the blob is from, and setMixed whether its beginning is from elsewhere.
-	comesFrom(desc ocispec.Descriptor, host int)
-	setMixed(desc ocispec.Descriptor, mixed bool)
-	// silence returns how long a connection may be silent in the middle of a blob before it counts as lost; 0 sets no limit.
-	silence() time.Duration
-	// throttled reports whether what has arrived waits for a limit of the rate. A connection is not silent then.
-	throttled() bool
-	// waiting begins a time that is spent waiting for the network, without progress. ended ends it.
-	waiting() (ended func())
-}
-
 // opening says how a blob is opened.
 type opening struct {
 	offset int64
@@ -69,7 +51,7 @@ type opening struct {
 type mainBody struct {
 	ctx   context.Context
 	desc  ocispec.Descriptor
-	blobs blobOpener
+	blobs sessionBlobs
 
 	rc     io.ReadCloser // nil if it has to be opened
 	cancel context.CancelFunc
@@ -89,7 +71,7 @@ type mainBody struct {
 	silent atomic.Bool // rc was ended because it was silent
 }
 
-func newMainBody(ctx context.Context, desc ocispec.Descriptor, blobs blobOpener) *mainBody {
+func newMainBody(ctx context.Context, desc ocispec.Descriptor, blobs sessionBlobs) *mainBody {
 	return &mainBody{ctx: ctx, desc: desc, blobs: blobs, tried: -1}
 }
 

@@ -43,24 +43,26 @@ func LoadProver(path string) (*Prover, error) {
 		return nil, fmt.Errorf("read the node's key: %w", err)
 	}
 	key = make([]byte, nodeKeySize)
-	if _, err := rand.Read(key); err != nil {
-		return nil, fmt.Errorf("create the node's key: %w", err)
-	}
-	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
-		return nil, fmt.Errorf("create the node's key: %w", err)
-	}
-	f, err := atomicfile.New(path, 0o600)
-	if err != nil {
-		return nil, fmt.Errorf("create the node's key: %w", err)
-	}
-	if _, err := f.Write(key); err != nil {
-		_ = f.Cancel()
-		return nil, fmt.Errorf("create the node's key: %w", err)
-	}
-	if err := f.Close(); err != nil {
+	_, _ = rand.Read(key) // never fails
+	if err := writeKey(path, key); err != nil {
 		return nil, fmt.Errorf("create the node's key: %w", err)
 	}
 	return NewProver(key)
+}
+
+func writeKey(path string, key []byte) error {
+	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+		return err
+	}
+	f, err := atomicfile.New(path, 0o600)
+	if err != nil {
+		return err
+	}
+	if _, err := f.Write(key); err != nil {
+		_ = f.Cancel()
+		return err
+	}
+	return f.Close()
 }
 
 // Proof returns the proof that a registry has accepted c for a digest of a repository.

@@ -14,7 +14,7 @@ type ranges struct {
 	ctx    context.Context
 	cancel context.CancelFunc
 	desc   ocispec.Descriptor
-	blobs  rangeOpener
+	blobs  sessionBlobs
 	host   int
 
 	first   int64   // the first byte of the first range
@@ -26,7 +26,7 @@ type ranges struct {
 	buffers [][]byte // that no range uses
 }
 
-func newRanges(ctx context.Context, desc ocispec.Descriptor, blobs rangeOpener, host int, first, chunk int64) *ranges {
+func newRanges(ctx context.Context, desc ocispec.Descriptor, blobs sessionBlobs, host int, first, chunk int64) *ranges {
 	r := &ranges{desc: desc, blobs: blobs, host: host, first: first, next: first, chunk: chunk}
 	r.ctx, r.cancel = context.WithCancel(ctx)
 	return r

@@ -52,7 +52,7 @@ type Config struct {
 type Resolver struct {
 	config    Config
 	large     largeBlobs
-	hosts     hosts
+	hosts     *hosts
 	anonymous Credential
 	resolves  flight.Group[Resolved]
 	origins   origins
@@ -69,7 +69,7 @@ func New(c Config) *Resolver {
 	return &Resolver{
 		config:    c,
 		large:     defaultLargeBlobs,
-		hosts:     hosts{config: c.Registry, timeout: c.Timeout},
+		hosts:     newHosts(c.Registry, c.Timeout),
 		anonymous: nodeCredentials(c.Registry.Auths),
 	}
 }
@@ -297,12 +297,12 @@ func (s *Session) Fetcher(ctx context.Context) (remotes.Fetcher, error) {
 			return nil, fmt.Errorf("invalid descriptor size %d: %w", desc.Size, errdefs.ErrInvalidArgument)
 		}
 		rc := s.body(withRedactedLog(ctx), desc, sessionBlobs{s, options, f}, limits)
-		return &fetched{ReadCloser: rc, classify: func(err error) error { return s.fetchError(ctx, err) }}, nil
+		return &fetched{ReadSeekCloser: rc, classify: func(err error) error { return s.fetchError(ctx, err) }}, nil
 	}), nil
 }
 
 // body returns the body of a blob.
-func (s *Session) body(ctx context.Context, desc ocispec.Descriptor, blobs sessionBlobs, limits transfer.ImageResolverOptions) io.ReadCloser {
+func (s *Session) body(ctx context.Context, desc ocispec.Descriptor, blobs sessionBlobs, limits transfer.ImageResolverOptions) io.ReadSeekCloser {
 	if desc.Size <= s.large.size || limits.Performances.MaxConcurrentDownloads <= 1 || limits.Performances.ConcurrentLayerFetchBuffer > 0 ||
 		limits.DownloadLimiter == nil {
 		return newMainBody(ctx, desc, blobs)
@@ -313,25 +313,16 @@ func (s *Session) body(ctx context.Context, desc ocispec.Descriptor, blobs sessi
 // fetched is a body that returns the errors of [Session.Fetcher]. The first Read sends the request, so all errors come
 // from there.
 type fetched struct {
-	io.ReadCloser
+	io.ReadSeekCloser
 	classify func(error) error
 }
 
 func (f *fetched) Read(p []byte) (int, error) {
-	n, err := f.ReadCloser.Read(p)
+	n, err := f.ReadSeekCloser.Read(p)
 	if err == nil || err == io.EOF {
 		return n, err
 	}
 	return n, f.classify(err)
-}
-
-// Seek implements io.Seeker, which is used to resume a download.
-func (f *fetched) Seek(offset int64, whence int) (int64, error) {
-	s, ok := f.ReadCloser.(io.Seeker)
-	if !ok {
-		return 0, fmt.Errorf("seek: %w", errdefs.ErrNotImplemented)
-	}
-	return s.Seek(offset, whence)
 }
 
 // SetOptions passes the transfer service's limits to the resolver. Only the first call with options has an effect.

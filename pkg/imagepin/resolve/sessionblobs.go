@@ -22,8 +22,6 @@ type sessionBlobs struct {
 	fetcher remotes.Fetcher // with limits
 }
 
-var _ rangeOpener = sessionBlobs{}
-
 // blobState is how a blob is fetched in a session, after what has failed.
 type blobState struct {
 	// from is the index of the first registry host to ask.
@@ -59,6 +57,7 @@ func (s *blobStates) with(d digest.Digest, fn func(*blobState)) {
 	fn(state)
 }
 
+// open opens a blob as how says. The first Read sends the request.
 func (b sessionBlobs) open(ctx context.Context, desc ocispec.Descriptor, how opening) (io.ReadCloser, error) {
 	from := 0
 	b.session.blobs.with(desc.Digest, func(s *blobState) { from = s.from })
@@ -79,6 +78,8 @@ func (b sessionBlobs) open(ctx context.Context, desc ocispec.Descriptor, how ope
 	return fetchFrom(ctx, f, desc, how.offset)
 }
 
+// openRange opens a blob at an offset, at one registry host. It requests the range that the attempt in ctx ends at. The caller has a
+// slot of the node's download limit.
 func (b sessionBlobs) openRange(ctx context.Context, desc ocispec.Descriptor, host int, offset int64) (io.ReadCloser, error) {
 	f, err := b.fetcherOf(ctx, host, host+1, nil)
 	if err != nil {
@@ -104,6 +105,7 @@ func (b sessionBlobs) fetcherOf(ctx context.Context, from, to int, options []tra
 	return r.Fetcher(ctx, b.session.ref.String())
 }
 
+// skip excludes a registry host, and those before it, from further requests for a blob. It reports whether other hosts remain.
 func (b sessionBlobs) skip(desc ocispec.Descriptor, host int) (others bool) {
 	hosts, err := b.session.hosts()
 	if err != nil || host+1 >= len(hosts) {
@@ -113,6 +115,7 @@ func (b sessionBlobs) skip(desc ocispec.Descriptor, host int) (others bool) {
 	return true
 }
 
+// mayRange reports whether ranges may be requested from the server of an answer. forbid forbids it.
 func (b sessionBlobs) mayRange(desc ocispec.Descriptor, a answer) (may bool) {
 	b.session.blobs.with(desc.Digest, func(s *blobState) { may = !s.one })
 	return may && !b.session.origins.has(a.origin)
@@ -120,10 +123,12 @@ func (b sessionBlobs) mayRange(desc ocispec.Descriptor, a answer) (may bool) {
 
 func (b sessionBlobs) forbid(a answer) { b.session.origins.add(a.origin) }
 
+// usesRanges notes that ranges of the server of an answer are a part of a blob.
 func (b sessionBlobs) usesRanges(desc ocispec.Descriptor, a answer) {
 	b.session.blobs.with(desc.Digest, func(s *blobState) { s.ranges = &a })
 }
 
+// comesFrom notes the registry host that a blob is from, and setMixed whether its beginning is from elsewhere.
 func (b sessionBlobs) comesFrom(desc ocispec.Descriptor, host int) {
 	b.session.blobs.with(desc.Digest, func(s *blobState) { s.host = host })
 }
@@ -132,12 +137,15 @@ func (b sessionBlobs) setMixed(desc ocispec.Descriptor, mixed bool) {
 	b.session.blobs.with(desc.Digest, func(s *blobState) { s.mixed = mixed })
 }
 
+// silence returns how long a connection may be silent in the middle of a blob before it counts as lost; 0 sets no limit.
 func (b sessionBlobs) silence() time.Duration {
 	return time.Duration(b.session.traffic.limit.Load()) / silences
 }
 
+// throttled reports whether what has arrived waits for a limit of the rate. A connection is not silent then.
 func (b sessionBlobs) throttled() bool { return b.session.traffic.throttled.Load() > 0 }
 
+// waiting begins a time that is spent waiting for the network, without progress. ended ends it.
 func (b sessionBlobs) waiting() (ended func()) {
 	b.session.traffic.active.Add(1) // so that the limit of a stalled pull applies
 	return func() { b.session.traffic.active.Add(-1) }

@@ -43,11 +43,10 @@ func (g *Group[T]) DoDetached(ctx context.Context, key string, work func(context
 	return g.do(ctx, key, true, work)
 }
 
-func (g *Group[T]) do(ctx context.Context, key string, keep bool, work func(context.Context) (T, error)) (T, error) {
+func (g *Group[T]) do(ctx context.Context, key string, keep bool, work func(context.Context) (T, error)) (zero T, _ error) {
 	g.mu.Lock()
 	if g.ended != nil {
 		defer g.mu.Unlock()
-		var zero T
 		return zero, g.ended
 	}
 	c := g.calls[key]
@@ -75,11 +74,9 @@ func (g *Group[T]) do(ctx context.Context, key string, keep bool, work func(cont
 		g.mu.Unlock()
 		// The last caller waits for the end of the work, so that nothing of it is left when the call returns.
 		<-c.done
-		var zero T
 		return zero, context.Cause(ctx)
 	}
 	g.mu.Unlock()
-	var zero T
 	return zero, context.Cause(ctx)
 }
 

@@ -19,6 +19,7 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin"
 	"github.com/imagepin/imagepin/pkg/imagepin/durable"
 	"github.com/imagepin/imagepin/pkg/imagepin/internal/blobs"
+	"github.com/imagepin/imagepin/pkg/imagepin/internal/pause"
 )
 
 // Resume holds what a failed pull has fetched, for the next one, until it expires.
@@ -191,11 +192,7 @@ func (r *Resumes) Expire(ctx context.Context) error {
 		if next.IsZero() {
 			return nil
 		}
-		timer := time.NewTimer(time.Until(next))
-		select {
-		case <-timer.C:
-		case <-ctx.Done():
-			timer.Stop()
+		if pause.Wait(ctx, time.Until(next)) != nil {
 			return nil
 		}
 	}
@@ -357,22 +354,12 @@ func (r *Resumes) recorded(ctx context.Context, records images.Store) (map[diges
 		return nil, fmt.Errorf("list image records: %w", err)
 	}
 	kept := make(map[digest.Digest]bool)
-	var add func(d digest.Digest)
-	add = func(d digest.Digest) {
-		if kept[d] {
-			return
-		}
+	refs := func(d digest.Digest) ([]digest.Digest, bool) {
 		info, err := r.content.Info(ctx, d)
-		if err != nil {
-			return // it is gone, and what only it keeps is kept once more
-		}
-		kept[d] = true
-		for _, ref := range blobs.RefsOf(info).All() {
-			add(ref)
-		}
+		return blobs.RefsOf(info).All(), err == nil // if it is gone, what only it keeps is kept once more
 	}
 	for _, img := range all {
-		add(img.Target.Digest)
+		blobs.AddBelow(kept, true, refs, img.Target.Digest)
 	}
 	return kept, nil
 }
