@@ -43,16 +43,9 @@ type parser struct {
 
 // small reads a lock in any form.
 func (p *parser) small(data []byte) (*Lock, error) {
-	document, err := parseYAML(data)
-	if err != nil {
-		return nil, invalid(err, "not a lock")
-	}
-	images, head, err := parseHead(document)
+	images, head, err := parseHead(data)
 	if err != nil {
 		return nil, err
-	}
-	if err := yamldoc.Single(data); err != nil {
-		return nil, several(err)
 	}
 	if err := head.check(len(images)); err != nil {
 		return nil, err
@@ -71,16 +64,9 @@ func (p *parser) large(data []byte) (*Lock, error) {
 	if err != nil {
 		return nil, err
 	}
-	document, err := parseYAML(parts.rest)
-	if err != nil {
-		return nil, invalid(err, "not a lock")
-	}
-	inline, head, err := parseHead(document)
+	inline, head, err := parseHead(parts.rest)
 	if err != nil {
 		return nil, err
-	}
-	if err := yamldoc.Single(parts.rest); err != nil {
-		return nil, several(err)
 	}
 	if err := head.check(parts.images + len(inline)); err != nil {
 		return nil, err
@@ -133,9 +119,13 @@ func (h head) check(images int) error {
 	return nil
 }
 
-// parseHead returns the images of a document, and the rest.
-func parseHead(document *yaml.Node) (images []*yaml.Node, h head, err error) {
-	fields, err := fieldsOf(document, "apiVersion", "kind", "images")
+// parseHead returns the images of a document, and the rest. It fails if there is another document.
+func parseHead(text []byte) (images []*yaml.Node, h head, err error) {
+	document, err := parseYAML(text)
+	var fields map[string]*yaml.Node
+	if err == nil {
+		fields, err = fieldsOf(document, "apiVersion", "kind", "images")
+	}
 	if err == nil {
 		h.apiVersion, err = textOf(fields["apiVersion"])
 	}
@@ -152,6 +142,9 @@ func parseHead(document *yaml.Node) (images []*yaml.Node, h head, err error) {
 	}
 	if err != nil {
 		return nil, h, invalid(err, "not a lock")
+	}
+	if err := yamldoc.Single(text); err != nil {
+		return nil, h, several(err)
 	}
 	return images, h, nil
 }
