@@ -6,8 +6,10 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/containerd/containerd/v2/core/images"
 	"github.com/containerd/errdefs"
 	"github.com/containerd/log"
+	"github.com/containerd/platforms"
 	"github.com/distribution/reference"
 	"github.com/opencontainers/go-digest"
 
@@ -90,8 +92,7 @@ func (m *Maker) makeAndRecord(ctx context.Context, j Job, use *use) (entry image
 		return imagepin.Entry{}, false, "", err
 	}
 	err = lease.With(ctx, m.config.Leases, lease.Pull, func(ctx context.Context) error {
-		var release func()
-		j.Verdict, release, err = m.config.Pins.Claim(ctx, j.Verdict, known, j.meter.arrived(known.Size))
+		release, err := m.usePin(ctx, &j, known)
 		if err != nil {
 			return err
 		}
@@ -140,8 +141,7 @@ func (m *Maker) fetchAndRecord(ctx context.Context, j Job, use *use) (entry imag
 			m.releaseUnpacked(ctx, img)
 		}
 	}()
-	var release func()
-	j.Verdict, release, err = m.config.Pins.Claim(ctx, j.Verdict, img.measured, j.meter.arrived(img.measured.Size))
+	release, err := m.usePin(ctx, &j, img.measured)
 	if err != nil {
 		return entry, false, "", err
 	}
@@ -181,11 +181,11 @@ func (m *Maker) fetchAndRecord(ctx context.Context, j Job, use *use) (entry imag
 func (m *Maker) releaseUnpacked(ctx context.Context, img *chosen) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTimeout)
 	defer cancel()
-	id, err := m.unpacker.imageID(ctx, img.manifest())
+	manifest, err := images.Manifest(ctx, m.config.Content, img.manifest(), platforms.All)
 	if err != nil {
 		return // it was not fetched
 	}
-	if err := m.config.Images.ReleaseUnpacked(ctx, id, img.job.Runtime.Target.Snapshotter); err != nil {
+	if err := m.config.Images.ReleaseUnpacked(ctx, manifest.Config.Digest, img.job.Runtime.Target.Snapshotter); err != nil {
 		log.G(ctx).WithError(err).WithField("ref", img.job.Ref.String()).Warn("cannot release the snapshot of a failed pull, it stays until the next start")
 	}
 }
@@ -208,6 +208,12 @@ func (u *use) end() {
 		u.unlock()
 		u.unlock = nil
 	}
+}
+
+// usePin makes the pin of a job's verdict on the first use of the reference, see [decide.Decider.Claim].
+func (m *Maker) usePin(ctx context.Context, j *Job, image imagepin.Entry) (release func(), err error) {
+	j.Verdict, release, err = m.config.Pins.Claim(ctx, j.Verdict, image, j.meter.arrived(image.Size))
+	return release, err
 }
 
 // ready finds a digest of ref's repository that is ready for a target, under ref or under its digest.

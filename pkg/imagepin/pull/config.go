@@ -12,7 +12,6 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin/bandwidth"
 	"github.com/imagepin/imagepin/pkg/imagepin/decide"
 	"github.com/imagepin/imagepin/pkg/imagepin/resolve"
-	"github.com/imagepin/imagepin/pkg/imagepin/retain"
 	"github.com/imagepin/imagepin/pkg/imagepin/store"
 	"github.com/imagepin/imagepin/pkg/runtimeplatform"
 )
@@ -25,7 +24,7 @@ type Config struct {
 	Pins     *decide.Decider
 	Proofs   decide.Proofs
 	Sessions Sessions
-	Retained *retain.Retainer
+	Retained Retained
 	Upstream Upstream
 	Garbage  Garbage
 	Locks    *Locks
@@ -56,6 +55,14 @@ type Snapshots interface {
 // Sessions opens sessions with registries. [resolve.Resolver] implements it.
 type Sessions interface {
 	Session(ref reference.Named, c resolve.Credential) *resolve.Session
+}
+
+// Retained keeps the content that pins retain. [retain.Retainer] implements it.
+type Retained interface {
+	// SyncImage retains an image that has been recorded, if a pin does.
+	SyncImage(ctx context.Context, e imagepin.Entry) error
+	// Synced reports whether SyncImage has nothing to retain.
+	Synced(e imagepin.Entry) bool
 }
 
 // Upstream is containerd's own CRI service.

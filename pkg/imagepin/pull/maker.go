@@ -13,6 +13,7 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin/decide"
 	"github.com/imagepin/imagepin/pkg/imagepin/internal/errno"
 	"github.com/imagepin/imagepin/pkg/imagepin/internal/lease"
+	"github.com/imagepin/imagepin/pkg/imagepin/resolve"
 )
 
 // Maker pulls, unpacks and records images whose digest is decided. It is safe for concurrent use.
@@ -128,5 +129,14 @@ func (m *Maker) collect(ctx context.Context) {
 	defer cancel()
 	if err := m.config.Garbage.Collect(ctx); err != nil {
 		m.config.Garbage.CollectAsync()
+	}
+}
+
+// startStep starts the span of a step of a pull. Call end with the step's error.
+func startStep(ctx context.Context, step string, opts ...tracing.SpanOpt) (_ context.Context, end func(error)) {
+	ctx, span := tracing.StartSpan(ctx, tracing.Name("imagepin", step), opts...)
+	return ctx, func(err error) {
+		span.SetStatus(resolve.RedactError(err))
+		span.End()
 	}
 }

@@ -100,7 +100,7 @@ func TestRepairOfAMovedTag(t *testing.T) {
 			} else {
 				m.recording.before = func() { m.pull(m.newer) }
 			}
-			if outcome, err := m.maker.Repair(m.Context(t), lost); outcome != Unneeded || err != nil {
+			if outcome, err := m.maker.repair(m.Context(t), lost, nil); outcome != Unneeded || err != nil {
 				t.Errorf("got %q, %v, want %q", outcome, err, Unneeded)
 			}
 			m.wantTag(m.newer)
@@ -114,7 +114,7 @@ func TestRepairOfARemovedImage(t *testing.T) {
 	m.pull(m.older)
 	_, lost := m.entries(m.older)
 	m.remove(m.older)
-	if outcome, err := m.maker.Repair(m.Context(t), lost); outcome != Unneeded || err != nil {
+	if outcome, err := m.maker.repair(m.Context(t), lost, nil); outcome != Unneeded || err != nil {
 		t.Errorf("got %q, %v, want %q", outcome, err, Unneeded)
 	}
 	if left := m.Records(t); len(left) > 0 {
@@ -134,7 +134,7 @@ func TestRepairOfALostKey(t *testing.T) {
 		t.Fatalf("got evicted keys %v, %v, want 2", evicted, err)
 	}
 	m.Write(m.leased, t, m.blobs)
-	if outcome, err := m.maker.Repair(m.Context(t), lost); outcome != Unpacked || err != nil {
+	if outcome, err := m.maker.repair(m.Context(t), lost, nil); outcome != Unpacked || err != nil {
 		t.Errorf("got %q, %v, want %q", outcome, err, Unpacked)
 	}
 	m.wantTag(m.older)

@@ -2,10 +2,6 @@ package pull
 
 import (
 	"context"
-
-	"github.com/containerd/containerd/v2/pkg/tracing"
-
-	"github.com/imagepin/imagepin/pkg/imagepin/resolve"
 )
 
 // Outcome is what a pull had to do, or how it failed.
@@ -47,13 +43,4 @@ type Observer interface {
 	// RepairFailed is called when a repair fails: after Pulled for that of an image, without it for that of a blob. A
 	// canceled repair has not failed.
 	RepairFailed()
-}
-
-// startStep starts the span of a step of a pull. Call end with the step's error.
-func startStep(ctx context.Context, step string, opts ...tracing.SpanOpt) (_ context.Context, end func(error)) {
-	ctx, span := tracing.StartSpan(ctx, tracing.Name("imagepin", step), opts...)
-	return ctx, func(err error) {
-		span.SetStatus(resolve.RedactError(err))
-		span.End()
-	}
 }

@@ -77,21 +77,21 @@ type Pulled struct {
 // Errors are [imagepin.Error]: InvalidReference (ErrInvalidArgument), NotInLock (ErrPermissionDenied), PullTimedOut
 // (context.DeadlineExceeded) after [Settings.Timeout], and the errors of [decide.Decider.Decide] and [Maker.Make].
 func (p *Puller) Pull(ctx context.Context, r Request) (Pulled, error) {
-	q, err := p.ask(ctx, r)
-	if err != nil {
-		return Pulled{}, err
-	}
-	return p.pulls.Do(ctx, p.key(q, r), func(ctx context.Context) (Pulled, error) { return p.pull(ctx, q, r) })
+	return p.pullIn(ctx, r, p.pulls.Do)
 }
 
 // PullDetached is [Puller.Pull] for a caller that will call again: the pull continues when its callers have gone, and a
 // later call joins it.
 func (p *Puller) PullDetached(ctx context.Context, r Request) (Pulled, error) {
+	return p.pullIn(ctx, r, p.pulls.DoDetached)
+}
+
+func (p *Puller) pullIn(ctx context.Context, r Request, do func(context.Context, string, func(context.Context) (Pulled, error)) (Pulled, error)) (Pulled, error) {
 	q, err := p.ask(ctx, r)
 	if err != nil {
 		return Pulled{}, err
 	}
-	return p.pulls.DoDetached(ctx, p.key(q, r), func(ctx context.Context) (Pulled, error) { return p.pull(ctx, q, r) })
+	return do(ctx, p.key(q, r), func(ctx context.Context) (Pulled, error) { return p.pull(ctx, q, r) })
 }
 
 // ask asks what the policy and the cluster say about a request.
@@ -193,7 +193,9 @@ func (p *Puller) make(ctx context.Context, j Job) (Pulled, error) {
 	return made, err
 }
 
-// Repair is [Maker.Repair]. It reports the outcome to the observer.
+// Repair makes an image ready that has lost a part, and reports the outcome to the observer. It uses the content on the node, and
+// otherwise fetches from the registry with the node's own credentials. It does nothing for a key that is not recorded any more, or
+// whose tag has another digest now. It fails as [Maker.Make] does, and with ErrNotFound if no runtime handler has the target.
 func (p *Puller) Repair(ctx context.Context, e imagepin.Entry) (Outcome, error) {
 	repaired, err := p.within(ctx, e.Ref, e.Target, func(ctx context.Context, m *meter) (repaired Pulled, err error) {
 		repaired.Outcome, err = p.maker.repair(ctx, e, m)

@@ -19,14 +19,7 @@ import (
 	"github.com/imagepin/imagepin/pkg/runtimeplatform"
 )
 
-// Repair makes an image ready that has lost a part. It uses the content on the node, and otherwise fetches from the
-// registry with the node's own credentials. It does nothing for a key that is not recorded any more, or whose tag has
-// another digest now. It fails as [Maker.Make] does, and with ErrNotFound if no runtime handler has the target.
-func (m *Maker) Repair(ctx context.Context, e imagepin.Entry) (Outcome, error) {
-	return m.repair(ctx, e, nil)
-}
-
-// repair is Repair with the meter of a pull; it may be nil.
+// repair is [Puller.Repair] with the meter of the pull, which may be nil.
 func (m *Maker) repair(ctx context.Context, e imagepin.Entry, meter *meter) (Outcome, error) {
 	ref, err := reference.ParseNamed(e.Ref)
 	if err != nil {

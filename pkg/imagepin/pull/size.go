@@ -43,27 +43,16 @@ func withCheckedSizes(children images.HandlerFunc) images.HandlerFunc {
 func sizeOf(ctx context.Context, infos content.InfoProvider, blobs ...ocispec.Descriptor) (int64, error) {
 	var total int64
 	for _, d := range blobs {
-		size, err := realSize(ctx, infos, d)
-		if err != nil {
-			return 0, err
+		if d.Digest.Validate() == nil { // otherwise, no store has it
+			if info, err := infos.Info(ctx, d.Digest); err == nil {
+				d.Size = info.Size
+			} else if !errdefs.IsNotFound(err) {
+				return 0, fmt.Errorf("size of %s: %w", d.Digest, err)
+			}
 		}
-		total = imagepin.AddSize(total, size)
+		total = imagepin.AddSize(total, d.Size)
 	}
 	return total, nil
-}
-
-func realSize(ctx context.Context, infos content.InfoProvider, d ocispec.Descriptor) (int64, error) {
-	if d.Digest.Validate() != nil {
-		return d.Size, nil // no store has it
-	}
-	info, err := infos.Info(ctx, d.Digest)
-	switch {
-	case errdefs.IsNotFound(err):
-		return d.Size, nil
-	case err != nil:
-		return 0, fmt.Errorf("size of %s: %w", d.Digest, err)
-	}
-	return info.Size, nil
 }
 
 // addIndexes adds the size of the indexes on the path to a native manifest, which the image's records keep.

@@ -16,11 +16,7 @@ import (
 func (p *Puller) within(ctx context.Context, ref string, t runtimeplatform.Target, run func(context.Context, *meter) (Pulled, error)) (Pulled, error) {
 	ctx, m, end := p.meters.start(ctx, p.maker.config.Bandwidth, ref, t)
 	defer end()
-	return bounded(ctx, p.maker.config.Settings().Timeout, m, run)
-}
-
-// bounded is within for a pull that has a meter.
-func bounded(ctx context.Context, limit time.Duration, m *meter, run func(context.Context, *meter) (Pulled, error)) (Pulled, error) {
+	limit := p.maker.config.Settings().Timeout
 	if limit <= 0 {
 		return run(ctx, m)
 	}

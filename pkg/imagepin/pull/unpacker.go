@@ -16,7 +16,6 @@ import (
 	"github.com/containerd/errdefs"
 	"github.com/containerd/log"
 	"github.com/containerd/platforms"
-	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/imagepin/imagepin/internal/failpoint"
@@ -287,12 +286,6 @@ func (u *unpacker) sourceOf(j Job) imagepin.Source {
 		}
 	}
 	return imagepin.SourcePull
-}
-
-// imageID returns the image ID of a manifest that is on the node.
-func (u *unpacker) imageID(ctx context.Context, manifest ocispec.Descriptor) (digest.Digest, error) {
-	m, err := images.Manifest(ctx, u.content, manifest, platforms.All)
-	return m.Config.Digest, err
 }
 
 // withCause adds the cause of a stalled pull's context to the resulting error.

@@ -70,11 +70,11 @@ func (v *vouching) vouch(ctx context.Context, src *source, f transfer.Fetcher, d
 
 func (v *vouching) fetch(ctx context.Context, f transfer.Fetcher, desc ocispec.Descriptor) error {
 	rc, err := f.Fetch(ctx, desc)
-	if err != nil {
-		return fmt.Errorf("fetch %s, which is on the node from another registry: %w", desc.Digest, err)
+	if err == nil {
+		defer rc.Close()
+		_, err = io.Copy(io.Discard, io.LimitReader(rc, desc.Size+1))
 	}
-	defer rc.Close()
-	if _, err := io.Copy(io.Discard, io.LimitReader(rc, desc.Size+1)); err != nil {
+	if err != nil {
 		return fmt.Errorf("fetch %s, which is on the node from another registry: %w", desc.Digest, err)
 	}
 	return nil
