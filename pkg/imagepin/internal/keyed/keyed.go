@@ -42,6 +42,8 @@ func (m *Mutex) Lock(ctx context.Context, key string) error {
 	case <-s.token:
 		return nil
 	case <-ctx.Done():
+		m.mu.Lock()
+		defer m.mu.Unlock()
 		m.leave(key, s)
 		return context.Cause(ctx)
 	}
@@ -49,26 +51,18 @@ func (m *Mutex) Lock(ctx context.Context, key string) error {
 
 // Unlock frees key, unless it is shared and another holder has not unlocked it. It panics if key is not locked.
 func (m *Mutex) Unlock(key string) {
-	s, free := m.release(key)
-	if s == nil {
-		panic("keyed: Unlock of a key that is not locked: " + key)
-	}
-	if free {
-		s.token <- struct{}{}
-		m.leave(key, s)
-	}
-}
-
-// release removes a holder of key. free reports whether it was the last one.
-func (m *Mutex) release(key string) (s *slot, free bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	s = m.held[key]
-	if s == nil || s.sharers == 0 {
-		return s, true
+	s := m.held[key]
+	switch {
+	case s == nil:
+		panic("keyed: Unlock of a key that is not locked: " + key)
+	case s.sharers > 0:
+		s.sharers--
+	default:
+		s.token <- struct{}{} // does not wait: the holder has taken it
+		m.leave(key, s)
 	}
-	s.sharers--
-	return s, false
 }
 
 // Share adds a holder to key, which the caller has locked. Each holder calls Unlock once. Share panics if key is not
@@ -83,9 +77,8 @@ func (m *Mutex) Share(key string) {
 	s.sharers++
 }
 
+// leave removes a holder or a waiter. The caller holds m.mu.
 func (m *Mutex) leave(key string, s *slot) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
 	if s.users--; s.users == 0 {
 		delete(m.held, key)
 	}
