@@ -3,11 +3,9 @@ package store
 import (
 	"context"
 	"errors"
-	"fmt"
 	"slices"
 
 	"github.com/containerd/containerd/v2/core/images"
-	"github.com/containerd/errdefs"
 
 	"github.com/imagepin/imagepin/pkg/imagepin"
 )
@@ -72,12 +70,12 @@ func (e movedError) Error() string { return "image record " + e.record + " was c
 // checkUnmoved returns a movedError if the record of an adoption was deleted or has another target.
 func checkUnmoved(ctx context.Context, store images.Store, adoptions []Adoption) error {
 	for _, a := range adoptions {
-		now, err := store.Get(ctx, a.Image.Name)
-		if errdefs.IsNotFound(err) || err == nil && now.Target.Digest != a.Image.Target.Digest {
-			return movedError{record: a.Image.Name}
-		}
+		now, err := readRecord(ctx, store, a.Image.Name)
 		if err != nil {
-			return fmt.Errorf("read image record %s: %w", a.Image.Name, err)
+			return err
+		}
+		if now == nil || now.Target.Digest != a.Image.Target.Digest {
+			return movedError{record: a.Image.Name}
 		}
 	}
 	return nil

@@ -128,13 +128,13 @@ func (s *writer) markDamaged(ctx context.Context, e imagepin.Entry, reason strin
 		return false, nil
 	}
 	label := imagepin.KeyLabelName(e.Key)
-	img, err := s.config.Records.Get(ctx, e.Record)
-	if errdefs.IsNotFound(err) || err == nil && (img.Target.Digest != e.RecordTarget.Digest || img.Labels[label] == "") {
+	img, err := s.record(ctx, e.Record)
+	if err != nil {
+		return false, err
+	}
+	if img == nil || img.Target.Digest != e.RecordTarget.Digest || img.Labels[label] == "" {
 		s.index.forgetDamaged(e)
 		return false, nil
-	}
-	if err != nil {
-		return false, fmt.Errorf("read image record %s: %w", e.Record, err)
 	}
 	if now, err := imagepin.DecodeKeyLabel(label, img.Labels[label]); err == nil {
 		e.DamagedAt, e.Durable = now.DamagedAt, now.Durable

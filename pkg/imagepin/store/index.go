@@ -56,7 +56,7 @@ func newIndex() *index {
 		bySnapshot: make(map[snapshot]group),
 		imported:   make(map[digest.Digest]int),
 		ids:        digestset.NewSet(),
-		proofs:     newProofs(),
+		proofs:     proofs{byRecord: make(map[string][]imagepin.Proof), count: make(map[string]int)},
 		untagged:   make(map[digest.Digest]Untagged),
 		unreadable: make(map[digest.Digest]bool),
 		unsynced:   make(map[string]digest.Digest),
@@ -163,11 +163,6 @@ func (x *index) unchanged(since group) []imagepin.Entry {
 		}
 	}
 	return still
-}
-
-// renew replaces entries by copies of themselves, so that what was found out about them before is outdated.
-func (x *index) renew(entries []imagepin.Entry) {
-	x.replace(nil, entries)
 }
 
 // all returns every entry.

@@ -18,19 +18,7 @@ import (
 //
 // It returns ErrNotFound if content or a snapshot is missing, and ErrFailedPrecondition if ctx has no lease.
 func (s *presence) AddToLease(ctx context.Context, entries ...imagepin.Entry) error {
-	if err := s.addToLease(ctx, entries); err != nil {
-		return err
-	}
-	for _, e := range entries {
-		present, err := s.Present(ctx, e)
-		if err != nil {
-			return err
-		}
-		if !present {
-			return errRemoved(e)
-		}
-	}
-	return nil
+	return s.addToLease(ctx, entries, s.Present)
 }
 
 // AddReadyToLease is [Store.AddToLease] for images that are ready. It does not ask their snapshotters, which may not
@@ -39,24 +27,13 @@ func (s *presence) AddToLease(ctx context.Context, entries ...imagepin.Entry) er
 //
 // It returns ErrNotFound if an image is not ready any more, and ErrFailedPrecondition if ctx has no lease.
 func (s *presence) AddReadyToLease(ctx context.Context, entries ...imagepin.Entry) error {
-	if err := s.addToLease(ctx, entries); err != nil {
-		return err
-	}
-	for _, e := range entries {
-		if !s.isNeeded(Unpacked{e.ImageID, e.Target.Snapshotter}) {
-			return errRemoved(e)
-		}
-	}
-	return nil
+	return s.addToLease(ctx, entries, func(_ context.Context, e imagepin.Entry) (bool, error) {
+		return s.isNeeded(Unpacked{e.ImageID, e.Target.Snapshotter}), nil
+	})
 }
 
-// errRemoved returns the error for an entry of which a part is gone.
-func errRemoved(e imagepin.Entry) error {
-	return fmt.Errorf("content or snapshot of %s was removed concurrently: %w", e.Key, errdefs.ErrNotFound)
-}
-
-// addToLease adds the content and snapshots of entries to the lease in ctx.
-func (s *presence) addToLease(ctx context.Context, entries []imagepin.Entry) error {
+// addToLease adds the content and snapshots of entries to the lease in ctx, and then checks that they are there.
+func (s *presence) addToLease(ctx context.Context, entries []imagepin.Entry, present func(context.Context, imagepin.Entry) (bool, error)) error {
 	id, ok := leases.FromContext(ctx)
 	if !ok {
 		return fmt.Errorf("add %d keys to lease: the context has no lease: %w", len(entries), errdefs.ErrFailedPrecondition)
@@ -66,18 +43,26 @@ func (s *presence) addToLease(ctx context.Context, entries []imagepin.Entry) err
 	if err != nil {
 		return fmt.Errorf("list lease resources: %w", err)
 	}
-	missing := needed(entries, held)
-	if len(missing) == 0 {
-		return nil
-	}
-	return s.config.Records.Atomically(ctx, func(ctx context.Context, _ images.Store) error {
-		for _, r := range missing {
-			if err := s.config.Leases.AddResource(ctx, lease, r); err != nil {
-				return fmt.Errorf("add %s to lease: %w", r.ID, err)
+	if missing := needed(entries, held); len(missing) > 0 {
+		if err := s.config.Records.Atomically(ctx, func(ctx context.Context, _ images.Store) error {
+			for _, r := range missing {
+				if err := s.config.Leases.AddResource(ctx, lease, r); err != nil {
+					return fmt.Errorf("add %s to lease: %w", r.ID, err)
+				}
 			}
+			return nil
+		}); err != nil {
+			return err
 		}
-		return nil
-	})
+	}
+	for _, e := range entries {
+		if here, err := present(ctx, e); err != nil {
+			return err
+		} else if !here {
+			return fmt.Errorf("content or snapshot of %s was removed concurrently: %w", e.Key, errdefs.ErrNotFound)
+		}
+	}
+	return nil
 }
 
 // needed returns the resources of entries that a lease does not hold.

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"strings"
 
 	"github.com/containerd/containerd/v2/core/images"
 	"github.com/containerd/errdefs"
@@ -280,7 +279,7 @@ func (s *writer) dropKey(ctx context.Context, e imagepin.Entry) error {
 		return err
 	}
 	dropped := []imagepin.Entry{e}
-	if _, err := s.applyKeeping(ctx, others, dropped, nil, ""); err != nil {
+	if _, err := s.commit(ctx, others, dropped, nil, plan{mayCreate: s.creatorFor(nil)}); err != nil {
 		return err
 	}
 	s.index.forgetDamaged(e)
@@ -291,14 +290,11 @@ func (s *writer) dropKey(ctx context.Context, e imagepin.Entry) error {
 // otherLost returns the other keys on an entry's record that are not in the index. These are dropped or repaired
 // separately. If their record was removed now, neither they nor the records of their tags would be known after a crash.
 func (s *presence) otherLost(ctx context.Context, e imagepin.Entry) ([]imagepin.Entry, error) {
-	img, err := s.config.Records.Get(ctx, e.Record)
-	if errdefs.IsNotFound(err) {
-		return nil, nil
+	img, err := s.record(ctx, e.Record)
+	if err != nil || img == nil {
+		return nil, err
 	}
-	if err != nil {
-		return nil, fmt.Errorf("read image record %s: %w", e.Record, err)
-	}
-	return slices.DeleteFunc(decode(ctx, img), func(o imagepin.Entry) bool {
+	return slices.DeleteFunc(decode(ctx, *img), func(o imagepin.Entry) bool {
 		now, ready := s.Get(o.Key)
 		return o.Key == e.Key || ready && now.Record == o.Record
 	}), nil
@@ -307,25 +303,15 @@ func (s *presence) otherLost(ctx context.Context, e imagepin.Entry) ([]imagepin.
 // lostOn returns the keys on a record that are not in the index and whose image it targets, in no particular order. Such
 // a key was lost, and is about to be repaired or dropped.
 func (s *presence) lostOn(img images.Image) (lost []imagepin.Entry) {
-	for name, value := range img.Labels {
-		if !imagepin.IsKeyLabel(name) {
-			continue
-		}
-		e, err := imagepin.DecodeKeyLabel(name, value)
+	for e, err := range keyLabels(img) {
 		if err != nil || img.Target.Digest != e.Root.Digest && img.Target.Digest != e.Manifest {
 			continue
 		}
 		if _, ready := s.Get(e.Key); !ready {
-			e.Record, e.RecordTarget = img.Name, img.Target
 			lost = append(lost, e)
 		}
 	}
 	return lost
-}
-
-// hasTagRecord reports whether an entry has a record of its tag besides the record that carries its label.
-func (s *presence) hasTagRecord(e imagepin.Entry) bool {
-	return s.native(e) && e.Record != e.Ref && !strings.Contains(e.Ref, "@")
 }
 
 // Accounted reports whether a record belongs to keys in the index. It either carries keys, or it is the image ID or the

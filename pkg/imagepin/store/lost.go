@@ -2,11 +2,9 @@ package store
 
 import (
 	"context"
-	"fmt"
 	"slices"
 
 	"github.com/containerd/containerd/v2/core/images"
-	"github.com/containerd/errdefs"
 	"github.com/distribution/reference"
 	"github.com/opencontainers/go-digest"
 
@@ -37,12 +35,9 @@ func (s *presence) neededByLost(ctx context.Context, img images.Image) (bool, er
 	if err != nil || name == img.Name {
 		return false, nil
 	}
-	byDigest, err := s.config.Records.Get(ctx, name)
-	if errdefs.IsNotFound(err) {
-		return false, nil
+	byDigest, err := s.record(ctx, name)
+	if err != nil || byDigest == nil {
+		return false, err
 	}
-	if err != nil {
-		return false, fmt.Errorf("read image record %s: %w", name, err)
-	}
-	return slices.ContainsFunc(s.lostOn(byDigest), func(e imagepin.Entry) bool { return e.Ref == img.Name }), nil
+	return slices.ContainsFunc(s.lostOn(*byDigest), func(e imagepin.Entry) bool { return e.Ref == img.Name }), nil
 }

@@ -2,7 +2,6 @@ package store
 
 import (
 	"context"
-	"fmt"
 
 	"github.com/containerd/containerd/v2/core/images"
 	"github.com/containerd/errdefs"
@@ -89,13 +88,9 @@ func writeAll(ctx context.Context, store images.Store, changes []change) (writte
 // change returns the write that brings the record called name to its desired state. needed reports whether there is
 // one.
 func (p *plan) change(ctx context.Context, store images.Store, name string) (c change, needed bool, _ error) {
-	var current *images.Image
-	img, err := store.Get(ctx, name)
-	switch {
-	case err == nil:
-		current = &img
-	case !errdefs.IsNotFound(err):
-		return change{}, false, fmt.Errorf("read image record %s: %w", name, err)
+	current, err := readRecord(ctx, store, name)
+	if err != nil {
+		return change{}, false, err
 	}
 	want, err := p.view.desired(name, current)
 	if err != nil {

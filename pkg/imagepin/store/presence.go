@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/containerd/containerd/v2/core/images"
 	"github.com/containerd/containerd/v2/core/snapshots"
 	"github.com/containerd/errdefs"
 	"github.com/opencontainers/go-digest"
@@ -158,16 +159,13 @@ func (s *Store) PutIf(ctx context.Context, e imagepin.Entry, witness string) (re
 		return false, err
 	}
 	defer unlock()
-	img, err := s.config.Records.Get(ctx, witness)
-	if errdefs.IsNotFound(err) || err == nil && img.Target.Digest != e.Root.Digest && img.Target.Digest != e.RecordTarget.Digest {
-		return false, nil
-	}
-	if err != nil {
-		return false, fmt.Errorf("read image record %s: %w", witness, err)
+	img, err := s.record(ctx, witness)
+	if err != nil || img == nil || img.Target.Digest != e.Root.Digest && img.Target.Digest != e.RecordTarget.Digest {
+		return false, err
 	}
 	var replaced []imagepin.Entry
 	if now, ok := s.Get(e.Key); ok {
-		if now.Root.Digest == e.Root.Digest || witness != e.Ref || !s.mayReplace(now, img) {
+		if now.Root.Digest == e.Root.Digest || witness != e.Ref || !s.mayReplace(now, *img) {
 			return true, nil // a pull was first, and is newer
 		}
 		replaced = append(replaced, now) // another tool has moved the tag
@@ -181,7 +179,7 @@ func (s *Store) PutIf(ctx context.Context, e imagepin.Entry, witness string) (re
 		return false, err
 	}
 	superseded := s.superseded(made)
-	if _, err = s.apply(ctx, append(replaced, superseded...), made, ""); err != nil {
+	if _, err = s.apply(ctx, append(replaced, superseded...), made); err != nil {
 		return false, err
 	}
 	return true, s.releaseSuperseded(ctx, superseded)
@@ -192,12 +190,9 @@ func (s *presence) HasKey(ctx context.Context, e imagepin.Entry) (bool, error) {
 	if now, ok := s.Get(e.Key); ok {
 		return now.Root.Digest == e.Root.Digest, nil
 	}
-	img, err := s.config.Records.Get(ctx, e.Record)
-	if errdefs.IsNotFound(err) {
-		return false, nil
-	}
-	if err != nil {
-		return false, fmt.Errorf("read image record %s: %w", e.Record, err)
+	img, err := s.record(ctx, e.Record)
+	if err != nil || img == nil {
+		return false, err
 	}
 	return img.Target.Digest == e.RecordTarget.Digest && img.Labels[imagepin.KeyLabelName(e.Key)] != "", nil
 }
@@ -208,14 +203,11 @@ func (s *presence) tagMatches(ctx context.Context, e imagepin.Entry) (bool, erro
 	if !s.hasTagRecord(e) {
 		return true, nil
 	}
-	tag, err := s.config.Records.Get(ctx, e.Ref)
-	if errdefs.IsNotFound(err) {
-		return false, nil
+	tag, err := s.record(ctx, e.Ref)
+	if err != nil || tag == nil {
+		return false, err
 	}
-	if err != nil {
-		return false, fmt.Errorf("read image record %s: %w", e.Ref, err)
-	}
-	return tag.Target.Digest == e.RecordTarget.Digest || s.Accounted(tag), nil
+	return tag.Target.Digest == e.RecordTarget.Digest || s.Accounted(*tag), nil
 }
 
 // Adopted reports whether all keys of a reference are for an image that another tool put on the node, and at least one
@@ -247,4 +239,21 @@ func (s *presence) Present(ctx context.Context, e imagepin.Entry) (bool, error) 
 		return false, err
 	}
 	return s.HasSnapshot(ctx, e.Target.Snapshotter, e.ChainID)
+}
+
+// readRecord reads an image record. It returns nil if there is none.
+func readRecord(ctx context.Context, records images.Store, name string) (*images.Image, error) {
+	img, err := records.Get(ctx, name)
+	switch {
+	case errdefs.IsNotFound(err):
+		return nil, nil
+	case err != nil:
+		return nil, fmt.Errorf("read image record %s: %w", name, err)
+	}
+	return &img, nil
+}
+
+// record is [readRecord] for a record of the node.
+func (s *presence) record(ctx context.Context, name string) (*images.Image, error) {
+	return readRecord(ctx, s.config.Records, name)
 }

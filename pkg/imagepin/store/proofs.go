@@ -16,10 +16,6 @@ type proofs struct {
 	count    map[string]int              // MAC -> number of records that carry the proof
 }
 
-func newProofs() proofs {
-	return proofs{byRecord: make(map[string][]imagepin.Proof), count: make(map[string]int)}
-}
-
 // set replaces the known proofs on a record.
 func (p proofs) set(record string, now []imagepin.Proof) {
 	for _, old := range p.byRecord[record] {

@@ -2,7 +2,6 @@ package store
 
 import (
 	"context"
-	"fmt"
 	"maps"
 	"slices"
 
@@ -50,7 +49,7 @@ func (s *writer) put(ctx context.Context, proof string, entries []imagepin.Entry
 		}
 	}
 	if !changed {
-		s.index.renew(entries)
+		s.index.replace(nil, entries) // so that what was found out about them before is outdated
 		return Change{}, nil
 	}
 	// Update the snapshots first, so that no record exists whose snapshot has no reference.
@@ -163,12 +162,12 @@ func (s *presence) overwritten(ctx context.Context, entries []imagepin.Entry) (b
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(targets)) {
-		img, err := s.config.Records.Get(ctx, name)
-		if errdefs.IsNotFound(err) || err == nil && img.Target.Digest != targets[name] {
-			return true, nil
-		}
+		img, err := s.record(ctx, name)
 		if err != nil {
-			return false, fmt.Errorf("read image record %s: %w", name, err)
+			return false, err
+		}
+		if img == nil || img.Target.Digest != targets[name] {
+			return true, nil
 		}
 	}
 	return false, nil

@@ -99,8 +99,11 @@ func (s *reader) Find(name string) []imagepin.Entry {
 		if es := s.ByRef(ref.String()); len(es) > 0 {
 			return es
 		}
-		if es := s.byManifest(ref); len(es) > 0 {
-			return es
+		if _, digested := ref.(reference.Digested); digested {
+			// An image of another platform that was pulled by the digest of the index. Its record has the name with the digest of the manifest.
+			if es := s.ByRecord(ref.String()); len(es) > 0 {
+				return es
+			}
 		}
 	}
 	s.index.mu.RLock()
@@ -110,15 +113,6 @@ func (s *reader) Find(name string) []imagepin.Entry {
 		return nil
 	}
 	return s.index.byID[id].values()
-}
-
-// byManifest finds an image of another platform by the digest of its manifest. The image was pulled by the digest of
-// the index, but its record has the name with the manifest digest.
-func (s *reader) byManifest(ref reference.Named) []imagepin.Entry {
-	if _, ok := ref.(reference.Digested); !ok {
-		return nil
-	}
-	return s.ByRecord(ref.String())
 }
 
 // Image is an image ID with its entries.

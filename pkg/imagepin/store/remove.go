@@ -2,10 +2,7 @@ package store
 
 import (
 	"context"
-	"fmt"
 	"time"
-
-	"github.com/containerd/errdefs"
 
 	"github.com/imagepin/imagepin/internal/failpoint"
 	"github.com/imagepin/imagepin/pkg/imagepin"
@@ -36,7 +33,9 @@ func (s *Store) RemoveSeen(ctx context.Context, seen Seen) (removed bool, _ erro
 	if len(current) == 0 {
 		return false, nil
 	}
-	_, err = s.removeEntries(ctx, current)
+	if _, err = s.removeRecords(ctx, current); err == nil {
+		err = s.releaseRemoved(ctx, current)
+	}
 	return true, err
 }
 
@@ -73,18 +72,9 @@ func (s *Store) Remove(ctx context.Context, keys ...imagepin.Key) (Change, error
 	return ch, s.releaseRemoved(ctx, kept)
 }
 
-// removeEntries removes entries of the index, and releases their snapshots. The caller holds the mutex.
-func (s *writer) removeEntries(ctx context.Context, removed []imagepin.Entry) (Change, error) {
-	ch, err := s.removeRecords(ctx, removed)
-	if err != nil {
-		return ch, err
-	}
-	return ch, s.releaseRemoved(ctx, removed)
-}
-
 // removeRecords removes entries of the index, and the records that no other key needs.
 func (s *writer) removeRecords(ctx context.Context, removed []imagepin.Entry) (Change, error) {
-	ch, err := s.apply(ctx, removed, nil, "")
+	ch, err := s.apply(ctx, removed, nil)
 	if err != nil {
 		return ch, err
 	}
@@ -109,14 +99,11 @@ func (s *writer) detach(ctx context.Context, entries []imagepin.Entry) error {
 		if e.Ref == e.Record || !s.native(e) {
 			continue
 		}
-		img, err := s.config.Records.Get(ctx, e.Ref)
-		if errdefs.IsNotFound(err) {
-			continue
-		}
+		img, err := s.record(ctx, e.Ref)
 		if err != nil {
-			return fmt.Errorf("read image record %s: %w", e.Ref, err)
+			return err
 		}
-		if img.Target.Digest == e.RecordTarget.Digest {
+		if img != nil && img.Target.Digest == e.RecordTarget.Digest {
 			e.Record = e.Ref
 			moved = append(moved, e)
 		}
@@ -154,12 +141,12 @@ func (s *writer) noteForgotten(ctx context.Context, entries []imagepin.Entry) (o
 			others = append(others, e)
 			continue
 		}
-		img, err := s.config.Records.Get(ctx, e.ImageID.String())
+		img, err := s.record(ctx, e.ImageID.String())
 		switch {
-		case errdefs.IsNotFound(err) || err == nil && !Managed(img):
-			others = append(others, e)
 		case err != nil:
-			return nil, fmt.Errorf("read image record %s: %w", e.ImageID, err)
+			return nil, err
+		case img == nil || !Managed(*img):
+			others = append(others, e)
 		default:
 			u := Untagged{Entry: imagepin.Entry{ImageID: e.ImageID, Manifest: e.Manifest, ChainID: e.ChainID, Size: e.Size, User: e.User}}
 			u.forgotten = time.Now()

@@ -3,6 +3,7 @@ package store
 import (
 	"context"
 	"fmt"
+	"iter"
 	"maps"
 	"slices"
 	"strings"
@@ -129,8 +130,8 @@ func (s *writer) Shutdown(ctx context.Context) error {
 }
 
 // apply changes the set of entries and updates all affected records. The caller holds the mutex.
-func (s *writer) apply(ctx context.Context, removed, added []imagepin.Entry, proof string) (Change, error) {
-	return s.applyKeeping(ctx, nil, removed, added, proof)
+func (s *writer) apply(ctx context.Context, removed, added []imagepin.Entry) (Change, error) {
+	return s.commit(ctx, nil, removed, added, plan{mayCreate: s.creatorFor(added)})
 }
 
 // creatorFor allows a change to create the records of entries.
@@ -139,12 +140,8 @@ func (s *presence) creatorFor(added []imagepin.Entry) creator {
 	return func(name string) bool { return slices.Contains(names, name) }
 }
 
-// applyKeeping is apply with keys that are recorded but not in the index. Their records stay.
-func (s *writer) applyKeeping(ctx context.Context, recorded, removed, added []imagepin.Entry, proof string) (Change, error) {
-	return s.commit(ctx, recorded, removed, added, plan{proof: usedProof(proof), mayCreate: s.creatorFor(added)})
-}
-
-// commit writes the affected records, and then updates the index. p has the rest of the plan.
+// commit writes the affected records, and then updates the index. recorded are keys that are recorded but not in the index: their
+// records stay. p has the rest of the plan.
 func (s *writer) commit(ctx context.Context, recorded, removed, added []imagepin.Entry, p plan) (Change, error) {
 	recorded = append(recorded, s.damagedBeside(recorded, removed, added)...)
 	p.view, p.names = s.view(removed, added, recorded), s.affected(removed, added)
@@ -239,6 +236,11 @@ func (s *presence) native(e imagepin.Entry) bool {
 	})
 }
 
+// hasTagRecord reports whether an entry has a record of its tag besides the record that carries its label.
+func (s *presence) hasTagRecord(e imagepin.Entry) bool {
+	return s.native(e) && e.Record != e.Ref && !strings.Contains(e.Ref, "@")
+}
+
 // affected lists the records of entries in an order in which it is safe to write them one by one:
 //  1. The tags without a key. A tag record alone is safe, because a start adopts it.
 //  2. The records that carry the labels of new keys.
@@ -293,20 +295,29 @@ func (s *presence) affected(removed, added []imagepin.Entry) []string {
 	return names
 }
 
-// decode reads the keys on a record. It logs and ignores labels that it cannot read, because they are damaged or of a
-// newer version.
-func decode(ctx context.Context, img images.Image) []imagepin.Entry {
-	var entries []imagepin.Entry
-	for name, value := range img.Labels {
-		if !imagepin.IsKeyLabel(name) {
-			continue
+// keyLabels returns the keys on a record, and why a label cannot be read: it is damaged, or of a newer version.
+func keyLabels(img images.Image) iter.Seq2[imagepin.Entry, error] {
+	return func(yield func(imagepin.Entry, error) bool) {
+		for name, value := range img.Labels {
+			if !imagepin.IsKeyLabel(name) {
+				continue
+			}
+			e, err := imagepin.DecodeKeyLabel(name, value)
+			e.Record, e.RecordTarget = img.Name, img.Target
+			if !yield(e, err) {
+				return
+			}
 		}
-		e, err := imagepin.DecodeKeyLabel(name, value)
+	}
+}
+
+// decode reads the keys on a record. It logs and ignores labels that it cannot read.
+func decode(ctx context.Context, img images.Image) (entries []imagepin.Entry) {
+	for e, err := range keyLabels(img) {
 		if err != nil {
 			log.G(ctx).WithError(err).WithField("image", img.Name).Warn("ignoring unreadable key label")
 			continue
 		}
-		e.Record, e.RecordTarget = img.Name, img.Target
 		entries = append(entries, e)
 	}
 	return entries

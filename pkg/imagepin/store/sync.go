@@ -2,11 +2,9 @@ package store
 
 import (
 	"context"
-	"fmt"
 	"slices"
 
 	"github.com/containerd/containerd/v2/core/images"
-	"github.com/containerd/errdefs"
 	"github.com/opencontainers/go-digest"
 
 	"github.com/imagepin/imagepin/pkg/imagepin"
@@ -31,8 +29,11 @@ func (s *writer) sync(ctx context.Context, name string) (_ *images.Image, remove
 	}
 	defer unlock()
 	carried := s.ByRecord(name)
-	img, err := s.config.Records.Get(ctx, name)
-	if errdefs.IsNotFound(err) {
+	img, err := s.record(ctx, name)
+	if err != nil {
+		return nil, false, err
+	}
+	if img == nil {
 		s.index.noteProofs(images.Image{Name: name})
 		s.forgetUntagged(name)
 		s.index.noteRecord(name, "")
@@ -47,17 +48,18 @@ func (s *writer) sync(ctx context.Context, name string) (_ *images.Image, remove
 		if err := s.detach(ctx, carried); err != nil {
 			return nil, false, err
 		}
-		return nil, false, s.repairIDRecord(ctx, name)
+		// CRI creates containers by image ID, so the record of one that has keys is created again.
+		if entries := s.ByID(digest.Digest(name)); len(entries) > 0 {
+			return nil, false, s.repairRecord(ctx, name, entries)
+		}
+		return nil, false, nil
 	}
-	if err != nil {
-		return nil, false, fmt.Errorf("read image record %s: %w", name, err)
-	}
-	s.index.noteProofs(img)
+	s.index.noteProofs(*img)
 	s.index.noteRecord(name, img.Target.Digest)
-	if err := s.syncDamaged(ctx, name, &img); err != nil {
+	if err := s.syncDamaged(ctx, name, img); err != nil {
 		return nil, false, err
 	}
-	if err := s.removeLabels(ctx, s.copiedTo(img, len(carried))); err != nil {
+	if err := s.removeLabels(ctx, s.copiedTo(*img, len(carried))); err != nil {
 		return nil, false, err
 	}
 	moved := slices.DeleteFunc(slices.Clone(carried), func(e imagepin.Entry) bool {
@@ -69,16 +71,16 @@ func (s *writer) sync(ctx context.Context, name string) (_ *images.Image, remove
 	if stay := s.ByRecord(name); len(stay) > 0 {
 		return nil, false, s.repairRecord(ctx, name, stay)
 	}
-	if s.Accounted(img) {
+	if s.Accounted(*img) {
 		return nil, false, nil
 	}
-	if lost, err := s.neededByLost(ctx, img); err != nil || lost {
+	if lost, err := s.neededByLost(ctx, *img); err != nil || lost {
 		return nil, false, err
 	}
-	if removed, err := s.removeLateRecord(ctx, img); err != nil || removed {
+	if removed, err := s.removeLateRecord(ctx, *img); err != nil || removed {
 		return nil, removed, err
 	}
-	return &img, false, nil
+	return img, false, nil
 }
 
 // copiedTo returns the keys whose labels a record has, but another record carries. Another tool has created it as a copy of that
@@ -93,16 +95,8 @@ func (s *writer) copiedTo(img images.Image, carried int) (copied []imagepin.Entr
 	if labels <= carried {
 		return nil // nothing is decoded at the events of its own writes
 	}
-	for name, value := range img.Labels {
-		if !imagepin.IsKeyLabel(name) {
-			continue
-		}
-		e, err := imagepin.DecodeKeyLabel(name, value)
-		if err != nil {
-			continue // a newer version may have written it
-		}
-		if now, ready := s.Get(e.Key); ready && now.Record != img.Name {
-			e.Record = img.Name
+	for e, err := range keyLabels(img) {
+		if now, ready := s.Get(e.Key); err == nil && ready && now.Record != img.Name {
 			copied = append(copied, e)
 		}
 	}
@@ -122,20 +116,6 @@ func (s *writer) repairRecord(ctx context.Context, name string, entries []imagep
 	return err
 }
 
-// repairIDRecord creates the record of an image ID again if another tool has removed it and the image has keys. CRI
-// creates containers by image ID.
-func (s *writer) repairIDRecord(ctx context.Context, name string) error {
-	id, err := digest.Parse(name)
-	if err != nil {
-		return nil
-	}
-	entries := s.ByID(id)
-	if len(entries) == 0 {
-		return nil
-	}
-	return s.repairRecord(ctx, name, entries)
-}
-
 // RepairRecords writes the records of an entry again if they differ.
 func (s *Store) RepairRecords(ctx context.Context, e imagepin.Entry) error {
 	unlock, err := s.lock(ctx)
@@ -147,6 +127,6 @@ func (s *Store) RepairRecords(ctx context.Context, e imagepin.Entry) error {
 	if !ok {
 		return nil
 	}
-	_, err = s.apply(ctx, nil, []imagepin.Entry{now}, "")
+	_, err = s.apply(ctx, nil, []imagepin.Entry{now})
 	return err
 }

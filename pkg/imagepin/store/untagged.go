@@ -109,13 +109,9 @@ func (s *reader) forgottenAt(id digest.Digest) time.Time {
 
 // Unaccounted lists the records that belong to no key, neither to one in the index nor to a lost one.
 func (s *presence) Unaccounted(ctx context.Context) ([]images.Image, error) {
-	all, err := s.config.Records.List(ctx)
+	all, lost, err := s.lost(ctx)
 	if err != nil {
-		return nil, fmt.Errorf("list images: %w", err)
-	}
-	var lost []imagepin.Entry
-	for _, img := range all {
-		lost = append(lost, s.lostOn(img)...)
+		return nil, err
 	}
 	ofLost := NeededBy(lost)
 	return slices.DeleteFunc(all, func(img images.Image) bool { return ofLost(img) || s.Accounted(img) }), nil
@@ -123,15 +119,21 @@ func (s *presence) Unaccounted(ctx context.Context) ([]images.Image, error) {
 
 // Lost lists the keys on records that are not in the index, in no particular order. They are about to be repaired or
 // dropped.
-func (s *presence) Lost(ctx context.Context) (lost []imagepin.Entry, _ error) {
+func (s *presence) Lost(ctx context.Context) ([]imagepin.Entry, error) {
+	_, lost, err := s.lost(ctx)
+	return lost, err
+}
+
+// lost is Lost, and lists all records.
+func (s *presence) lost(ctx context.Context) (all []images.Image, lost []imagepin.Entry, _ error) {
 	all, err := s.config.Records.List(ctx)
 	if err != nil {
-		return nil, fmt.Errorf("list images: %w", err)
+		return nil, nil, fmt.Errorf("list images: %w", err)
 	}
 	for _, img := range all {
 		lost = append(lost, s.lostOn(img)...)
 	}
-	return lost, nil
+	return all, lost, nil
 }
 
 // forgetUntagged notes that the record of an image ID is gone.
@@ -151,12 +153,9 @@ func (s *Store) RemoveUntagged(ctx context.Context, id digest.Digest, before tim
 		return false, err
 	}
 	defer unlock()
-	img, err := s.config.Records.Get(ctx, id.String())
-	if errdefs.IsNotFound(err) {
-		return false, nil
-	}
-	if err != nil {
-		return false, fmt.Errorf("read image record %s: %w", id, err)
+	img, err := s.record(ctx, id.String())
+	if err != nil || img == nil {
+		return false, err
 	}
 	if img.UpdatedAt.After(before) || s.forgottenAt(id).After(before) {
 		return false, nil
@@ -164,7 +163,7 @@ func (s *Store) RemoveUntagged(ctx context.Context, id digest.Digest, before tim
 	if still, err := s.stillUnreadable(ctx, id); err != nil || !still {
 		return false, err
 	}
-	return s.removeUnkeyed(ctx, img)
+	return s.removeUnkeyed(ctx, *img)
 }
 
 // RemoveRecords removes the named records of an image, and the other records of their targets. It keeps records that
@@ -209,14 +208,13 @@ func (s *Store) RemoveRecords(ctx context.Context, id digest.Digest, names ...st
 func sameTargets(ctx context.Context, records images.Store, names []string) ([]images.Image, error) {
 	var filters []string
 	for _, name := range names {
-		img, err := records.Get(ctx, name)
-		if errdefs.IsNotFound(err) {
-			continue
-		}
+		img, err := readRecord(ctx, records, name)
 		if err != nil {
-			return nil, fmt.Errorf("read image record %s: %w", name, err)
+			return nil, err
 		}
-		filters = append(filters, fmt.Sprintf("target.digest==%s", img.Target.Digest))
+		if img != nil {
+			filters = append(filters, fmt.Sprintf("target.digest==%s", img.Target.Digest))
+		}
 	}
 	if len(filters) == 0 {
 		return nil, nil // List without a filter returns all records
@@ -283,12 +281,9 @@ func (s *Store) CreateIDRecord(ctx context.Context, img images.Image, id digest.
 		return err
 	}
 	defer unlock()
-	now, err := s.config.Records.Get(ctx, img.Name)
-	if errdefs.IsNotFound(err) || err == nil && (now.Target.Digest != img.Target.Digest || !Managed(now)) {
-		return nil
-	}
-	if err != nil {
-		return fmt.Errorf("read image record %s: %w", img.Name, err)
+	now, err := s.record(ctx, img.Name)
+	if err != nil || now == nil || now.Target.Digest != img.Target.Digest || !Managed(*now) {
+		return err
 	}
 	_, err = s.config.Records.Create(ctx, images.Image{
 		Name: id.String(), Target: now.Target, Labels: map[string]string{upstream.ImageLabel: upstream.Managed},

@@ -61,12 +61,12 @@ func (s *writer) relabel(ctx context.Context, names []string, entries map[string
 	err := s.config.Records.Atomically(ctx, func(ctx context.Context, records images.Store) error {
 		written = nil
 		for _, name := range names {
-			img, err := records.Get(ctx, name)
-			if errdefs.IsNotFound(err) {
-				continue
-			}
+			img, err := readRecord(ctx, records, name)
 			if err != nil {
-				return fmt.Errorf("read image record %s: %w", name, err)
+				return err
+			}
+			if img == nil {
+				continue
 			}
 			update, fields := images.Image{Name: name, Labels: make(map[string]string)}, []string(nil)
 			for _, e := range entries[name] {
