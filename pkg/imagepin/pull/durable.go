@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/containerd/containerd/v2/core/snapshots"
 	"github.com/containerd/errdefs"
 	"github.com/containerd/log"
 	"github.com/opencontainers/go-digest"
@@ -52,7 +51,7 @@ func (s *Settings) sync(ctx context.Context, e imagepin.Entry) (mark string, err
 func (m *Maker) discard(ctx context.Context, e imagepin.Entry, since time.Time) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTimeout)
 	defer cancel()
-	sn := m.config.Settings().snapshotter(e.Target.Snapshotter)
+	sn := m.config.Settings().platformOf(e.Target.Snapshotter).Snapshotter
 	for name := e.ChainID.String(); sn != nil && name != ""; {
 		info, err := sn.Stat(ctx, name)
 		if err != nil || info.Created.Before(since) || m.config.Images.NeedsSnapshot(e.Target.Snapshotter, digest.Digest(name)) {
@@ -66,14 +65,4 @@ func (m *Maker) discard(ctx context.Context, e imagepin.Entry, since time.Time) 
 		}
 		name = info.Parent
 	}
-}
-
-// snapshotter returns a snapshotter by its name, or nil.
-func (s *Settings) snapshotter(name string) snapshots.Snapshotter {
-	for _, p := range s.UnpackPlatforms {
-		if p.SnapshotterKey == name {
-			return p.Snapshotter
-		}
-	}
-	return nil
 }

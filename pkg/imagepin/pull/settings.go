@@ -3,6 +3,7 @@ package pull
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/containerd/containerd/v2/core/content"
@@ -86,13 +87,16 @@ func (t *transfers) Transfer(ctx context.Context, src, dst any, opts ...transfer
 	return local.NewTransferService(cs, nil, config).Transfer(ctx, src, dst, opts...)
 }
 
+// platformOf returns the entry of UnpackPlatforms for a snapshotter, or the zero value.
+func (s *Settings) platformOf(snapshotter string) (p unpack.Platform) {
+	if i := slices.IndexFunc(s.UnpackPlatforms, func(p unpack.Platform) bool { return p.SnapshotterKey == snapshotter }); i >= 0 {
+		p = s.UnpackPlatforms[i]
+	}
+	return p
+}
+
 // unpacksDownloads reports whether layers are unpacked in a snapshotter while they are downloaded.
 func (s *Settings) unpacksDownloads(snapshotter string) bool {
-	for _, p := range s.UnpackPlatforms {
-		if p.SnapshotterKey == snapshotter {
-			_, ok := p.Applier.(*download.Applier)
-			return ok
-		}
-	}
-	return false
+	_, ok := s.platformOf(snapshotter).Applier.(*download.Applier)
+	return ok
 }

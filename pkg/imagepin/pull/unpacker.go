@@ -249,20 +249,18 @@ func (u *unpacker) checkCommitted(ctx context.Context, e imagepin.Entry) error {
 	if e.ChainID == "" {
 		return nil
 	}
-	for _, p := range u.settings().UnpackPlatforms {
-		if p.SnapshotterKey != e.Target.Snapshotter {
-			continue
-		}
-		info, err := p.Snapshotter.Stat(ctx, e.ChainID.String())
-		if err != nil {
-			return fmt.Errorf("not unpacked in %s: %w", e.Target.Snapshotter, err)
-		}
-		if info.Kind != snapshots.KindCommitted {
-			return fmt.Errorf("snapshot %s in %s is not committed: %w", e.ChainID, e.Target.Snapshotter, errdefs.ErrUnavailable)
-		}
-		return nil
+	sn := u.settings().platformOf(e.Target.Snapshotter).Snapshotter
+	if sn == nil {
+		return fmt.Errorf("snapshotter %s: %w", e.Target.Snapshotter, errdefs.ErrNotFound)
 	}
-	return fmt.Errorf("snapshotter %s: %w", e.Target.Snapshotter, errdefs.ErrNotFound)
+	info, err := sn.Stat(ctx, e.ChainID.String())
+	if err != nil {
+		return fmt.Errorf("not unpacked in %s: %w", e.Target.Snapshotter, err)
+	}
+	if info.Kind != snapshots.KindCommitted {
+		return fmt.Errorf("snapshot %s in %s is not committed: %w", e.ChainID, e.Target.Snapshotter, errdefs.ErrUnavailable)
+	}
+	return nil
 }
 
 // sourceOf returns the source of a job's image. A further target of an image has the same source as the targets that
