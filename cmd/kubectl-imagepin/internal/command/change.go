@@ -21,7 +21,7 @@ type change struct {
 }
 
 // newChange adds the flags to a command, which calls run with its arguments after it has read them.
-func (e *env) newChange(cmd *cobra.Command, run func(context.Context, []string) error) *change {
+func (e *env) newChange(cmd *cobra.Command, run func(context.Context, *change, []string) error) {
 	c := &change{env: e, printFlags: genericclioptions.NewPrintFlags("")}
 	c.printFlags.AddFlags(cmd)
 	cmdutil.AddDryRunFlag(cmd)
@@ -32,9 +32,8 @@ func (e *env) newChange(cmd *cobra.Command, run func(context.Context, []string) 
 		if _, err := c.printer(""); err != nil {
 			return err
 		}
-		return run(cmd.Context(), args)
+		return run(cmd.Context(), c, args)
 	}
-	return c
 }
 
 // eachTarget calls do for what each argument names, as [each].

@@ -56,7 +56,10 @@ func (e *env) refresh() *cobra.Command {
 		Args:              someArgs(1, -1, "NAME or KIND/NAME"),
 		ValidArgsFunction: e.completePins,
 	}
-	o.change = e.newChange(cmd, o.run)
+	e.newChange(cmd, func(ctx context.Context, c *change, args []string) error {
+		o.change = c
+		return o.run(ctx, args)
+	})
 	cmd.Flags().BoolVar(&o.restart, "restart", false, "Move no ImagePins; restart the rollout if a digest has changed.")
 	addInsecureRegistry(cmd, &o.resolver)
 	return cmd

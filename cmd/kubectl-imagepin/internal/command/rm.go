@@ -10,11 +10,7 @@ import (
 	"github.com/imagepin/imagepin/cmd/kubectl-imagepin/internal/kube"
 )
 
-// rmOptions are the flags of the command rm.
-type rmOptions struct{ *change }
-
 func (e *env) rm() *cobra.Command {
-	o := &rmOptions{}
 	cmd := &cobra.Command{
 		Use:   "rm (NAME | KIND/NAME)...",
 		Short: "Delete ImagePins: the next container that a node creates resolves the tag again",
@@ -34,27 +30,25 @@ func (e *env) rm() *cobra.Command {
 		Args:              someArgs(1, -1, "NAME or KIND/NAME"),
 		ValidArgsFunction: e.completePins,
 	}
-	o.change = e.newChange(cmd, o.run)
+	e.newChange(cmd, func(ctx context.Context, c *change, args []string) error {
+		return c.eachTarget(ctx, args, func(pins *kube.Pins, t target) error { return c.delete(ctx, pins, t) })
+	})
 	return cmd
 }
 
-func (o *rmOptions) run(ctx context.Context, args []string) error {
-	return o.eachTarget(ctx, args, func(pins *kube.Pins, t target) error { return o.delete(ctx, pins, t) })
-}
-
 // delete deletes the ImagePins of a target, and prints them.
-func (o *rmOptions) delete(ctx context.Context, pins *kube.Pins, t target) error {
+func (c *change) delete(ctx context.Context, pins *kube.Pins, t target) error {
 	if len(t.pins) == 0 {
-		o.none(t)
+		c.none(t)
 	}
 	for i := range t.pins {
 		pin := &t.pins[i]
-		if send, dryRun := o.onServer(); send {
+		if send, dryRun := c.onServer(); send {
 			if err := pins.Delete(ctx, pin, dryRun); err != nil {
 				return err
 			}
 		}
-		if err := o.donePin(pin, fmt.Sprintf("deleted from %s namespace", pin.Namespace)); err != nil {
+		if err := c.donePin(pin, fmt.Sprintf("deleted from %s namespace", pin.Namespace)); err != nil {
 			return err
 		}
 	}

@@ -16,11 +16,7 @@ import (
 	"github.com/imagepin/imagepin/cmd/kubectl-imagepin/internal/workload"
 )
 
-// setOptions are the flags of the command set.
-type setOptions struct{ *change }
-
 func (e *env) set() *cobra.Command {
-	o := &setOptions{}
 	cmd := &cobra.Command{
 		Use:   "set KIND/NAME (IMAGE@DIGEST | IMAGE DIGEST)",
 		Short: "Pin a tag to a digest for the current revision of a workload",
@@ -39,7 +35,7 @@ func (e *env) set() *cobra.Command {
 		Args:              someArgs(2, 3, "KIND/NAME and IMAGE@DIGEST"),
 		ValidArgsFunction: e.completeWorkloads,
 	}
-	o.change = e.newChange(cmd, o.run)
+	e.newChange(cmd, set)
 	return cmd
 }
 
@@ -66,23 +62,23 @@ func parsePinned(args []string) (image string, d digest.Digest, err error) {
 	return parsed.Tagged, parsed.Digest, nil
 }
 
-func (o *setOptions) run(ctx context.Context, args []string) error {
+func set(ctx context.Context, c *change, args []string) error {
 	image, d, err := parsePinned(args[1:])
 	if err != nil {
 		return err
 	}
-	namespace, err := o.namespace()
+	namespace, err := c.namespace()
 	if err != nil {
 		return err
 	}
-	t, err := o.revision(ctx, namespace, args[0])
+	t, err := c.revision(ctx, namespace, args[0])
 	if err != nil {
 		return err
 	}
 	if !names(t.revision, image) {
-		fmt.Fprintf(o.ErrOut, "Warning: no container of %s has the image %s\n", t.revision, image)
+		fmt.Fprintf(c.ErrOut, "Warning: no container of %s has the image %s\n", t.revision, image)
 	}
-	client, err := o.clientset()
+	client, err := c.clientset()
 	if err != nil {
 		return err
 	}
@@ -90,11 +86,11 @@ func (o *setOptions) run(ctx context.Context, args []string) error {
 	if err != nil {
 		return err
 	}
-	pins, err := o.pins()
+	pins, err := c.pins()
 	if err != nil {
 		return err
 	}
-	return o.apply(ctx, pins, newPin(t.revision, ref, image, d))
+	return c.set(ctx, pins, newPin(t.revision, ref, image, d))
 }
 
 // newPin returns the ImagePin of an image of a revision, with its owner reference.
@@ -106,15 +102,15 @@ func newPin(r *kube.Revision, ref metav1.OwnerReference, image string, d digest.
 }
 
 // apply creates an ImagePin, or moves the one that is there.
-func (o *setOptions) apply(ctx context.Context, pins *kube.Pins, pin *v1alpha1.ImagePin) error {
+func (c *change) set(ctx context.Context, pins *kube.Pins, pin *v1alpha1.ImagePin) error {
 	there, err := pins.Get(ctx, pin.Namespace, pin.Name)
 	if apierrors.IsNotFound(err) {
-		if send, dryRun := o.onServer(); send {
+		if send, dryRun := c.onServer(); send {
 			if pin, err = pins.Create(ctx, pin, dryRun); err != nil {
 				return err
 			}
 		}
-		return o.donePin(pin, "created")
+		return c.donePin(pin, "created")
 	}
 	if err != nil {
 		return err
@@ -122,7 +118,7 @@ func (o *setOptions) apply(ctx context.Context, pins *kube.Pins, pin *v1alpha1.I
 	if there.Spec.Image != pin.Spec.Image || !there.Spec.Owner.Same(pin.Spec.Owner) {
 		return fmt.Errorf("imagepin %s is of another image or owner: %s of %s", there.Name, there.Spec.Image, ownerName(there.Spec.Owner))
 	}
-	return o.move(ctx, pins, there, pin.Spec.Digest)
+	return c.move(ctx, pins, there, pin.Spec.Digest)
 }
 
 // names reports whether a revision has a container with an image. It reports true if the containers are not known.

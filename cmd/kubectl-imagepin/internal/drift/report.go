@@ -3,6 +3,8 @@
 package drift
 
 import (
+	"slices"
+
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/imagepin/imagepin/api/v1alpha1"
@@ -43,11 +45,5 @@ type Container struct {
 
 // Drifted returns the owners that have drift.
 func (r *Report) Drifted() []Owner {
-	drifted := []Owner{}
-	for _, o := range r.Owners {
-		if o.Drift {
-			drifted = append(drifted, o)
-		}
-	}
-	return drifted
+	return slices.DeleteFunc(slices.Clone(r.Owners), func(o Owner) bool { return !o.Drift })
 }

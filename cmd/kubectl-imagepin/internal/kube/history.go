@@ -2,6 +2,7 @@ package kube
 
 import (
 	"context"
+	"slices"
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -19,17 +20,11 @@ const podsAtATime = 500
 
 // ReplicaSets returns the ReplicaSets that an object controls, of those that options select.
 func (f *Finder) ReplicaSets(ctx context.Context, obj metav1.Object, opts metav1.ListOptions) ([]appsv1.ReplicaSet, error) {
-	list, err := f.Apps.ReplicaSets(obj.GetNamespace()).List(ctx, opts)
+	list, err := f.client.AppsV1().ReplicaSets(obj.GetNamespace()).List(ctx, opts)
 	if err != nil {
 		return nil, err
 	}
-	var controlled []appsv1.ReplicaSet
-	for _, rs := range list.Items {
-		if metav1.IsControlledBy(&rs, obj) {
-			controlled = append(controlled, rs)
-		}
-	}
-	return controlled, nil
+	return slices.DeleteFunc(list.Items, func(rs appsv1.ReplicaSet) bool { return !metav1.IsControlledBy(&rs, obj) }), nil
 }
 
 // Reference returns the owner reference of the ImagePins of a revision: the object that Kubernetes deletes when the
@@ -39,7 +34,7 @@ func (f *Finder) Reference(ctx context.Context, r *Revision) (metav1.OwnerRefere
 	if r.Owner.Revision == "" {
 		return ref, nil
 	}
-	c, err := f.Apps.ControllerRevisions(r.Namespace).Get(ctx, v1alpha1.ControllerRevisionName(r.Owner), metav1.GetOptions{})
+	c, err := f.client.AppsV1().ControllerRevisions(r.Namespace).Get(ctx, v1alpha1.ControllerRevisionName(r.Owner), metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
 		return ref, nil
 	}
@@ -54,7 +49,7 @@ func (f *Finder) Reference(ctx context.Context, r *Revision) (metav1.OwnerRefere
 
 // latest returns the latest ControllerRevision that an object controls, or nil.
 func (f *Finder) latest(ctx context.Context, obj metav1.Object, opts metav1.ListOptions) (*appsv1.ControllerRevision, error) {
-	list, err := f.Apps.ControllerRevisions(obj.GetNamespace()).List(ctx, opts)
+	list, err := f.client.AppsV1().ControllerRevisions(obj.GetNamespace()).List(ctx, opts)
 	if err != nil {
 		return nil, err
 	}
@@ -76,7 +71,7 @@ func (f *Finder) podOwner(ctx context.Context, obj metav1.Object) (string, error
 		return "", err
 	}
 	controls := false
-	err = EachPod(ctx, f.Core, obj.GetNamespace(), metav1.ListOptions{}, podsAtATime, func(pod *corev1.Pod) {
+	err = EachPod(ctx, f.client.CoreV1(), obj.GetNamespace(), metav1.ListOptions{}, podsAtATime, func(pod *corev1.Pod) {
 		controls = controls || metav1.IsControlledBy(pod, obj)
 	})
 	if controls || err != nil {
@@ -93,11 +88,11 @@ func (f *Finder) below(ctx context.Context, obj metav1.Object) (string, error) {
 		name string
 		list func() (runtime.Object, error)
 	}{
-		{"deployment", func() (runtime.Object, error) { return f.Apps.Deployments(ns).List(ctx, all) }},
-		{"replicaset", func() (runtime.Object, error) { return f.Apps.ReplicaSets(ns).List(ctx, all) }},
-		{"statefulset", func() (runtime.Object, error) { return f.Apps.StatefulSets(ns).List(ctx, all) }},
-		{"daemonset", func() (runtime.Object, error) { return f.Apps.DaemonSets(ns).List(ctx, all) }},
-		{"job", func() (runtime.Object, error) { return f.Batch.Jobs(ns).List(ctx, all) }},
+		{"deployment", func() (runtime.Object, error) { return f.client.AppsV1().Deployments(ns).List(ctx, all) }},
+		{"replicaset", func() (runtime.Object, error) { return f.client.AppsV1().ReplicaSets(ns).List(ctx, all) }},
+		{"statefulset", func() (runtime.Object, error) { return f.client.AppsV1().StatefulSets(ns).List(ctx, all) }},
+		{"daemonset", func() (runtime.Object, error) { return f.client.AppsV1().DaemonSets(ns).List(ctx, all) }},
+		{"job", func() (runtime.Object, error) { return f.client.BatchV1().Jobs(ns).List(ctx, all) }},
 	} {
 		list, err := kind.list()
 		if apierrors.IsForbidden(err) {

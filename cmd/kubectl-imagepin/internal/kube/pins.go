@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"slices"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -64,16 +65,7 @@ func (p *Pins) List(ctx context.Context, namespace string, opts metav1.ListOptio
 // Of lists the ImagePins of a revision.
 func (p *Pins) Of(ctx context.Context, namespace string, owner v1alpha1.Owner) ([]v1alpha1.ImagePin, error) {
 	all, err := p.List(ctx, namespace, metav1.ListOptions{Limit: 500})
-	if err != nil {
-		return nil, err
-	}
-	var pins []v1alpha1.ImagePin
-	for _, pin := range all {
-		if pin.Spec.Owner.Same(owner) {
-			pins = append(pins, pin)
-		}
-	}
-	return pins, nil
+	return slices.DeleteFunc(all, func(pin v1alpha1.ImagePin) bool { return !pin.Spec.Owner.Same(owner) }), err
 }
 
 // Get reads an ImagePin.

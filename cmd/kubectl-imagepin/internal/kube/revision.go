@@ -15,9 +15,6 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/kubernetes"
-	appsv1client "k8s.io/client-go/kubernetes/typed/apps/v1"
-	batchv1client "k8s.io/client-go/kubernetes/typed/batch/v1"
-	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
 
 	"github.com/imagepin/imagepin/api/v1alpha1"
 	"github.com/imagepin/imagepin/cmd/kubectl-imagepin/internal/workload"
@@ -56,16 +53,10 @@ func (r *Revision) String() string {
 }
 
 // Finder finds revisions.
-type Finder struct {
-	Apps  appsv1client.AppsV1Interface
-	Batch batchv1client.BatchV1Interface
-	Core  corev1client.PodsGetter
-}
+type Finder struct{ client kubernetes.Interface }
 
 // NewFinder returns a Finder for a cluster.
-func NewFinder(client kubernetes.Interface) *Finder {
-	return &Finder{Apps: client.AppsV1(), Batch: client.BatchV1(), Core: client.CoreV1()}
-}
+func NewFinder(client kubernetes.Interface) *Finder { return &Finder{client} }
 
 // Current returns the revision of a workload whose pods the workload creates now:
 //
