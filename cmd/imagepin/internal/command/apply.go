@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"path/filepath"
 
 	"github.com/docker/go-units"
@@ -14,7 +13,6 @@ import (
 
 	api "github.com/imagepin/imagepin/api/imagepin/v1"
 	"github.com/imagepin/imagepin/pkg/imagepin/bundle"
-	"github.com/imagepin/imagepin/pkg/imagepin/lock"
 )
 
 const applyDescription = `Applies a lock or a bundle to the node. It verifies all of it, imports or pulls
@@ -64,9 +62,13 @@ func limitRateFlag() cli.Flag {
 
 // sizeOf returns the value of a flag that is a size, in bytes. example is one for the error.
 func sizeOf(cmd *cli.Command, flag, example string) (int64, error) {
-	n, err := units.RAMInBytes(cmd.String(flag))
+	return parseSize("--"+flag, cmd.String(flag), example)
+}
+
+func parseSize(name, value, example string) (int64, error) {
+	n, err := units.RAMInBytes(value)
 	if err != nil || n < 0 {
-		return 0, fmt.Errorf("--%s %q must be a size such as %s", flag, cmd.String(flag), example)
+		return 0, fmt.Errorf("%s %q must be a size such as %s", name, value, example)
 	}
 	return n, nil
 }
@@ -97,10 +99,7 @@ func (a *app) apply(ctx context.Context, cmd *cli.Command) error {
 	if r.Credential, err = a.credential(ctx, cmd); err != nil {
 		return err
 	}
-	err = a.applyStream(ctx, cmd, func(ctx context.Context, c api.ControlClient) (grpc.ServerStreamingClient[api.ApplyResponse], error) {
-		return c.Apply(ctx, r)
-	}, r.GetDryRun())
-	return redactPassword(err, r.GetCredential())
+	return redactPassword(applyStream(ctx, a, cmd, api.ControlClient.Apply, r, r.GetDryRun()), r.GetCredential())
 }
 
 func (a *app) cancelApply(ctx context.Context, cmd *cli.Command) error {
@@ -117,39 +116,31 @@ func (a *app) cancelApply(ctx context.Context, cmd *cli.Command) error {
 
 // readApplied sets the lock or the path of a request. A bundle is read by the node, a lock here.
 func (a *app) readApplied(path string, r *api.ApplyRequest) error {
-	if path == "-" {
-		text, err := io.ReadAll(io.LimitReader(a.In, lock.MaxSize+1))
-		r.Lock, r.Name = text, "standard input"
-		if err == nil && len(text) == 0 {
-			err = errors.New("standard input is empty")
+	what, name := "standard input", "standard input"
+	if path != "-" {
+		isBundle, err := bundle.Is(path)
+		if err != nil {
+			return err
 		}
-		return err
+		if isBundle {
+			r.Path, err = filepath.Abs(path)
+			return err
+		}
+		what, name = path, filepath.Base(path)
 	}
-	isBundle, err := bundle.Is(path)
-	if err != nil {
-		return err
-	}
-	if isBundle {
-		r.Path, err = filepath.Abs(path)
-		return err
-	}
-	f, err := os.Open(path)
-	if err != nil {
-		return err
-	}
-	defer f.Close()
-	r.Name = filepath.Base(path)
-	if r.Lock, err = io.ReadAll(io.LimitReader(f, lock.MaxSize+1)); err == nil && len(r.Lock) == 0 {
-		err = fmt.Errorf("%s is empty", path)
+	r.Name = name
+	var err error
+	if r.Lock, err = readLockText(path, a.In); err == nil && len(r.Lock) == 0 {
+		err = fmt.Errorf("%s is empty", what)
 	}
 	return err
 }
 
-// applyStream makes a call that applies a lock, and prints its progress and its result.
-func (a *app) applyStream(ctx context.Context, cmd *cli.Command, call func(context.Context, api.ControlClient) (grpc.ServerStreamingClient[api.ApplyResponse], error), dry bool) error {
+// applyStream calls a method that applies a lock, and prints its progress and its result.
+func applyStream[Q any](ctx context.Context, a *app, cmd *cli.Command, do method[Q, grpc.ServerStreamingClient[api.ApplyResponse]], request Q, dry bool) error {
 	var result *api.ApplyResult
 	err := a.call(ctx, cmd, func(ctx context.Context, c api.ControlClient) error {
-		stream, err := call(ctx, c)
+		stream, err := do(c, ctx, request)
 		if err != nil {
 			return err
 		}
@@ -265,8 +256,5 @@ func (a *app) rollback(ctx context.Context, cmd *cli.Command) error {
 	if r.Credential, err = a.credential(ctx, cmd); err != nil {
 		return err
 	}
-	err = a.applyStream(ctx, cmd, func(ctx context.Context, c api.ControlClient) (grpc.ServerStreamingClient[api.ApplyResponse], error) {
-		return c.Rollback(ctx, r)
-	}, false)
-	return redactPassword(err, r.GetCredential())
+	return redactPassword(applyStream(ctx, a, cmd, api.ControlClient.Rollback, r, false), r.GetCredential())
 }

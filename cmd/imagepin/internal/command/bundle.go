@@ -1,12 +1,11 @@
 package command
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"maps"
-	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -19,7 +18,6 @@ import (
 	api "github.com/imagepin/imagepin/api/imagepin/v1"
 	"github.com/imagepin/imagepin/cmd/imagepin/internal/registry"
 	"github.com/imagepin/imagepin/pkg/imagepin/bundle"
-	"github.com/imagepin/imagepin/pkg/imagepin/lock"
 )
 
 const bundleDescription = `Writes all images of a lock to one file, for nodes that reach no registry. The
@@ -71,11 +69,11 @@ func (a *app) bundle(ctx context.Context, cmd *cli.Command) error {
 		return fmt.Errorf("%s needs -o FILE, see %s --help", cmd.FullName(), cmd.FullName())
 	}
 	var o bundle.Options
-	if o.Lock, err = a.readLockFile(args[0]); err != nil {
+	if o.Lock, err = readLock(args[0], a.In); err != nil {
 		return err
 	}
 	if since := cmd.String("since"); since != "" {
-		if o.Since, err = a.readLockFile(since); err != nil {
+		if o.Since, err = readLock(since, a.In); err != nil {
 			return err
 		}
 	}
@@ -97,28 +95,6 @@ func (a *app) bundle(ctx context.Context, cmd *cli.Command) error {
 		return err
 	}
 	return a.printBundle(path, result)
-}
-
-// readLockFile reads a lock. "-" is standard input.
-func (a *app) readLockFile(path string) (_ *lock.Lock, err error) {
-	in := a.In
-	if path != "-" {
-		f, err := os.Open(path)
-		if err != nil {
-			return nil, err
-		}
-		defer func() { _ = f.Close() }() // it was only read
-		in = f
-	}
-	data, err := io.ReadAll(io.LimitReader(in, lock.MaxSize+1))
-	if err != nil {
-		return nil, err
-	}
-	l, err := lock.Parse(data)
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", path, err)
-	}
-	return l, nil
 }
 
 // writeBundle writes a bundle and shows the progress.
@@ -195,10 +171,7 @@ func (c *bundleChanges) add(d ocispec.Descriptor, offset int64, resumed bool) {
 func (c *bundleChanges) take() []*api.Progress {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	all := make([]*api.Progress, 0, len(c.order))
-	for _, key := range c.order {
-		all = append(all, c.changes[key])
-	}
+	all := mapped(c.order, func(key string) *api.Progress { return c.changes[key] })
 	c.changes, c.order = nil, nil
 	return all
 }
@@ -224,12 +197,7 @@ func (a *app) printBundle(path string, r *bundle.Result) error {
 	)
 }
 
-func platformsText(all []string) string {
-	if len(all) == 0 {
-		return "all"
-	}
-	return strings.Join(all, ", ")
-}
+func platformsText(all []string) string { return cmp.Or(strings.Join(all, ", "), "all") }
 
 // absentText counts absent manifests by platform.
 func absentText(all []bundle.Absent) string {
@@ -237,11 +205,7 @@ func absentText(all []bundle.Absent) string {
 	for _, a := range all {
 		counts[a.Platform]++
 	}
-	texts := make([]string, 0, len(counts))
-	for _, p := range slices.Sorted(maps.Keys(counts)) {
-		texts = append(texts, fmt.Sprintf("%s (%d)", p, counts[p]))
-	}
-	return strings.Join(texts, ", ")
+	return strings.Join(mapped(slices.Sorted(maps.Keys(counts)), func(p string) string { return fmt.Sprintf("%s (%d)", p, counts[p]) }), ", ")
 }
 
 func omittedText(n int, bytes int64) string {

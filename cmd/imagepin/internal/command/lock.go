@@ -4,14 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 
-	"github.com/containerd/errdefs"
 	"github.com/urfave/cli/v3"
 
 	"github.com/imagepin/imagepin/cmd/imagepin/internal/imagerefs"
 	"github.com/imagepin/imagepin/cmd/imagepin/internal/registry"
-	"github.com/imagepin/imagepin/pkg/imagepin"
 	"github.com/imagepin/imagepin/pkg/imagepin/lock"
 )
 
@@ -140,7 +139,7 @@ func (a *app) lockInput(cmd *cli.Command) ([]imagerefs.Ref, error) {
 		return nil, err
 	}
 	if len(refs) == 0 && len(names) > 0 {
-		return nil, invalidLockInput(fmt.Sprintf("no images in %q", names), "Name manifests, compose files, or lists with one reference in each line.")
+		return nil, imagerefs.InvalidInput(fmt.Sprintf("no images in %q", names), "Name manifests, compose files, or lists with one reference in each line.")
 	}
 	if text := cmd.String("sandbox-image"); text != "" {
 		ref, err := imagerefs.Parse(text, imagerefs.Place{File: "--sandbox-image"})
@@ -161,7 +160,7 @@ func (a *app) lockInput(cmd *cli.Command) ([]imagerefs.Ref, error) {
 
 // lockCheck compares a lock with a file and prints the changes.
 func (a *app) lockCheck(s style, path string, now *lock.Lock) error {
-	old, err := readLock(path)
+	old, err := readLock(path, nil)
 	if err != nil {
 		return err
 	}
@@ -178,9 +177,9 @@ func (a *app) lockCheck(s style, path string, now *lock.Lock) error {
 	return exitError(exitChanged)
 }
 
-// readLock reads a lock.
-func readLock(path string) (*lock.Lock, error) {
-	data, err := os.ReadFile(path)
+// readLock reads a lock. "-" is stdin, unless that is nil.
+func readLock(path string, stdin io.Reader) (*lock.Lock, error) {
+	data, err := readLockText(path, stdin)
 	if err != nil {
 		return nil, err
 	}
@@ -191,7 +190,15 @@ func readLock(path string) (*lock.Lock, error) {
 	return l, nil
 }
 
-// invalidLockInput returns an [imagepin.InvalidRequest] error.
-func invalidLockInput(message, hint string) error {
-	return &imagepin.Error{Reason: imagepin.InvalidRequest, Class: errdefs.ErrInvalidArgument, Message: message, Hint: hint}
+// readLockText reads the text of a lock, of one that is too large only the beginning. "-" is stdin, unless that is nil.
+func readLockText(path string, stdin io.Reader) ([]byte, error) {
+	if path != "-" || stdin == nil {
+		f, err := os.Open(path)
+		if err != nil {
+			return nil, err
+		}
+		defer f.Close()
+		stdin = f
+	}
+	return io.ReadAll(io.LimitReader(stdin, lock.MaxSize+1))
 }

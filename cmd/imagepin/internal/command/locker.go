@@ -11,11 +11,10 @@ import (
 
 	"github.com/containerd/errdefs"
 	"github.com/distribution/reference"
-	"github.com/opencontainers/go-digest"
-	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"golang.org/x/sync/errgroup"
 
 	"github.com/imagepin/imagepin/cmd/imagepin/internal/imagerefs"
+	"github.com/imagepin/imagepin/cmd/imagepin/internal/registry"
 	"github.com/imagepin/imagepin/pkg/imagepin"
 	"github.com/imagepin/imagepin/pkg/imagepin/lock"
 	"github.com/imagepin/imagepin/pkg/imagepin/resolve"
@@ -24,15 +23,9 @@ import (
 // maxUnavailable is the number of failures after which a registry that has not answered at all gets no more requests.
 const maxUnavailable = 8
 
-// imageReader reads images from registries.
-type imageReader interface {
-	Resolve(context.Context, reference.Named) (ocispec.Descriptor, error)
-	Platforms(context.Context, reference.Named, ocispec.Descriptor) (map[string]digest.Digest, error)
-}
-
 // locker resolves references.
 type locker struct {
-	images      imageReader
+	images      *registry.Client
 	concurrency int // per registry
 	progress    *lockProgress
 
@@ -48,7 +41,7 @@ type registryState struct {
 	unavailable int // failures
 }
 
-func newLocker(images imageReader, concurrency int, stderr io.Writer) *locker {
+func newLocker(images *registry.Client, concurrency int, stderr io.Writer) *locker {
 	return &locker{images: images, concurrency: concurrency, progress: newLockProgress(stderr), registries: make(map[string]*registryState)}
 }
 
@@ -56,7 +49,7 @@ func newLocker(images imageReader, concurrency int, stderr io.Writer) *locker {
 // all errors together.
 func (l *locker) lock(ctx context.Context, refs []imagerefs.Ref) (*lock.Lock, error) {
 	if len(refs) > lock.MaxImages {
-		return nil, invalidLockInput(fmt.Sprintf("%d references, a lock has at most %d", len(refs), lock.MaxImages), "Write several locks.")
+		return nil, imagerefs.InvalidInput(fmt.Sprintf("%d references, a lock has at most %d", len(refs), lock.MaxImages), "Write several locks.")
 	}
 	spellings := make(map[string][]imagerefs.Ref) // by normalized reference
 	var order []string
@@ -73,8 +66,8 @@ func (l *locker) lock(ctx context.Context, refs []imagerefs.Ref) (*lock.Lock, er
 	errs := make([]error, len(order))
 	byRegistry := make(map[string][]int) // indexes in order
 	for i, name := range order {
-		registry := reference.Domain(spellings[name][0].Named)
-		byRegistry[registry] = append(byRegistry[registry], i)
+		host := reference.Domain(spellings[name][0].Named)
+		byRegistry[host] = append(byRegistry[host], i)
 	}
 	var registries sync.WaitGroup
 	for _, indexes := range byRegistry {
@@ -120,11 +113,7 @@ func (l *locker) lock(ctx context.Context, refs []imagerefs.Ref) (*lock.Lock, er
 
 // places lists where a reference was found.
 func places(refs []imagerefs.Ref) string {
-	var all []string
-	for _, r := range refs {
-		all = append(all, r.Place.String())
-	}
-	return strings.Join(all, " and ")
+	return strings.Join(mapped(refs, func(r imagerefs.Ref) string { return r.Place.String() }), " and ")
 }
 
 // failures combines errors in one, each on lines of its own.

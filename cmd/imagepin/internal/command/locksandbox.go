@@ -25,6 +25,6 @@ func sandboxImage(path string) (imagerefs.Ref, error) {
 			return imagerefs.Parse(text, imagerefs.Place{File: c.fileOf(key[0], strings.Join(key[1:], ".")), Path: fmt.Sprintf("[plugins.%q] %s", key[0], strings.Join(key[1:], "."))})
 		}
 	}
-	return imagerefs.Ref{}, invalidLockInput(path+" sets no sandbox image, and the default depends on the version of containerd",
+	return imagerefs.Ref{}, imagerefs.InvalidInput(path+" sets no sandbox image, and the default depends on the version of containerd",
 		"Name it with --sandbox-image: \"containerd config dump\" prints it as sandbox or sandbox_image.")
 }

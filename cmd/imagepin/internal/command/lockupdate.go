@@ -14,7 +14,7 @@ import (
 // lockUpdate resolves some references of an existing lock again, and keeps all other images.
 func (a *app) lockUpdate(ctx context.Context, cmd *cli.Command, l *locker) error {
 	path := cmp.Or(cmd.String("lock"), cmd.String("output"))
-	old, err := readLock(path)
+	old, err := readLock(path, nil)
 	if err != nil {
 		return err
 	}
@@ -75,7 +75,7 @@ func selectImages(path string, l *lock.Lock, names []string) (selection, []image
 	for _, name := range names {
 		ref, err := imagerefs.Parse(name, imagerefs.Place{File: "--update"})
 		if err == nil && !found[ref.Named.String()] {
-			return s, nil, invalidLockInput(fmt.Sprintf("%s has no reference %s", path, ref.Named),
+			return s, nil, imagerefs.InvalidInput(fmt.Sprintf("%s has no reference %s", path, ref.Named),
 				"Add it to a manifest, and write the lock again: imagepin lock -f FILE")
 		}
 	}

@@ -66,15 +66,6 @@ func notAManifest(place Place, data []byte, err error) error {
 	return e
 }
 
-// document returns the place without the path.
-func (p Place) document() string {
-	file := p.File
-	if file == Stdin {
-		file = "standard input"
-	}
-	return fmt.Sprintf("%s, document %d", file, p.Document)
-}
-
 // document finds the images of one document.
 func (r *reader) document(place Place, document any) {
 	switch v := mapping(document).(type) {
@@ -92,11 +83,7 @@ func (r *reader) document(place Place, document any) {
 			return
 		}
 	default:
-		r.fail(&imagepin.Error{
-			Reason: imagepin.InvalidRequest, Class: errdefs.ErrInvalidArgument,
-			Message: fmt.Sprintf("%s is neither a manifest nor a list of references", place.document()),
-			Hint:    "A list has one reference in each line, without spaces.",
-		})
+		r.fail(InvalidInput(place.document()+" is neither a manifest nor a list of references", "A list has one reference in each line, without spaces."))
 		return
 	}
 	r.find(place, document)

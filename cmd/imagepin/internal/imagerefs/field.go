@@ -8,8 +8,6 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/containerd/errdefs"
-
 	"github.com/imagepin/imagepin/pkg/imagepin"
 )
 
@@ -18,6 +16,7 @@ import (
 type Field struct {
 	Kind string
 	path []step
+	text string
 }
 
 // step is one key of a path.
@@ -32,8 +31,9 @@ var keyPattern = regexp.MustCompile(`^[^.\[\]:\s]+(\[\*\])*$`)
 // fails with [imagepin.InvalidRequest] (ErrInvalidArgument).
 func ParseField(text string) (Field, error) {
 	kind, path, ok := strings.Cut(text, ":")
-	f := Field{Kind: kind}
-	for key := range strings.SplitSeq(strings.TrimPrefix(path, "."), ".") {
+	path = strings.TrimPrefix(path, ".")
+	f := Field{Kind: kind, text: kind + ":" + path}
+	for key := range strings.SplitSeq(path, ".") {
 		if !keyPattern.MatchString(key) || strings.Count(key, "[*]") > 1 {
 			ok = false
 			break
@@ -48,17 +48,7 @@ func ParseField(text string) (Field, error) {
 }
 
 // String returns the field as [ParseField] reads it.
-func (f Field) String() string {
-	var path []string
-	for _, s := range f.path {
-		key := s.key
-		if s.each {
-			key += "[*]"
-		}
-		path = append(path, key)
-	}
-	return f.Kind + ":" + strings.Join(path, ".")
-}
+func (f Field) String() string { return f.text }
 
 // Skipped is a text in a field of a resource that looks like an image, but of which it is not known whether it is one.
 type Skipped struct {
@@ -118,10 +108,7 @@ func (r *reader) walk(place Place, value any, path []step) (found bool) {
 func (r *reader) unusedFields() {
 	for n, f := range r.options.Fields {
 		if !r.used[n] {
-			r.fail(&imagepin.Error{
-				Reason: imagepin.InvalidRequest, Class: errdefs.ErrInvalidArgument, Message: fmt.Sprintf("no resource has the field %s", f),
-				Hint: "The kind and the keys are case-sensitive.",
-			})
+			r.fail(InvalidInput(fmt.Sprintf("no resource has the field %s", f), "The kind and the keys are case-sensitive."))
 		}
 	}
 }
@@ -140,34 +127,28 @@ func (r *reader) skip(place Place, relative, kind string, value any) {
 			return
 		}
 		for _, key := range slices.Sorted(maps.Keys(v)) {
-			child := v[key]
-			at, below := place.key(key), join(relative, key)
-			text, ok := child.(string)
-			if !ok {
-				r.skip(at, below, kind, child)
-				continue
+			below := key
+			if relative != "" {
+				below = relative + "." + key
 			}
-			if kind != "" && !r.taken[at] && looksLikeImage(key, text) {
-				r.options.Skipped(Skipped{Place: at, Text: text, Field: kind + ":" + below})
-			}
+			r.skipOne(place.key(key), below, kind, key, v[key])
 		}
 	case []any:
 		key := strings.TrimSuffix(relative[strings.LastIndexByte(relative, '.')+1:], "s")
 		for i, item := range v {
-			at, below := place.item(i), relative+"[*]"
-			if text, ok := item.(string); ok && kind != "" && !r.taken[at] && looksLikeImage(key, text) {
-				r.options.Skipped(Skipped{Place: at, Text: text, Field: kind + ":" + below})
-			}
-			r.skip(at, below, kind, item)
+			r.skipOne(place.item(i), relative+"[*]", kind, key, item)
 		}
 	}
 }
 
-func join(path, key string) string {
-	if path == "" {
-		return key
+// skipOne notes a text if it looks like an image, and continues in another value. key is the name of the field or of its items.
+func (r *reader) skipOne(at Place, relative, kind, key string, value any) {
+	text, ok := value.(string)
+	if !ok {
+		r.skip(at, relative, kind, value)
+	} else if kind != "" && !r.taken[at] && looksLikeImage(key, text) {
+		r.options.Skipped(Skipped{Place: at, Text: text, Field: kind + ":" + relative})
 	}
-	return path + "." + key
 }
 
 // looksLikeImage reports whether a field is probably an image: by its name, and by its text. A text without a tag, a digest and a

@@ -81,17 +81,17 @@ func TestKustomization(t *testing.T) {
 		}
 	}
 	for _, name := range []string{dir, overlay, file} {
-		_, err := Read(nil, name)
+		_, err := (Options{}).Read(nil, name)
 		if want := "kubectl kustomize " + overlay + " | imagepin lock -f -"; !errdefs.IsInvalidArgument(err) || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: got %v, want %q", name, err, want)
 		}
 	}
 	const text = "apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\nimages: []\n"
-	if _, err := Read(strings.NewReader(text), Stdin); !errdefs.IsInvalidArgument(err) || !strings.Contains(err.Error(), "standard input, document 1 has a kustomization") {
+	if _, err := (Options{}).Read(strings.NewReader(text), Stdin); !errdefs.IsInvalidArgument(err) || !strings.Contains(err.Error(), "standard input, document 1 has a kustomization") {
 		t.Errorf("standard input: got %v", err)
 	}
 	renamed := write(t, dir, "renamed.yaml", text)
-	if _, err := Read(nil, renamed); !errdefs.IsInvalidArgument(err) || !strings.Contains(err.Error(), renamed+", document 1 has a kustomization") {
+	if _, err := (Options{}).Read(nil, renamed); !errdefs.IsInvalidArgument(err) || !strings.Contains(err.Error(), renamed+", document 1 has a kustomization") {
 		t.Errorf("with another name: got %v", err)
 	}
 }

@@ -10,10 +10,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-
-	"github.com/containerd/errdefs"
-
-	"github.com/imagepin/imagepin/pkg/imagepin"
 )
 
 // Stdin is the name of standard input.
@@ -36,17 +32,6 @@ const (
 //
 // It returns all references and all errors together. Errors are [imagepin.Error] with InvalidReference or InvalidRequest
 // (ErrInvalidArgument), or of the file system; each names its file.
-func Read(stdin io.Reader, names ...string) ([]Ref, error) { return Options{}.Read(stdin, names...) }
-
-// Options are options to read references.
-type Options struct {
-	// Fields are fields of resources that have an image, in addition to those of pod specs. Each must be found.
-	Fields []Field
-	// Skipped is called for what looks like an image in another field. It may be nil.
-	Skipped func(Skipped)
-}
-
-// Read is [Read] with options.
 func (o Options) Read(stdin io.Reader, names ...string) ([]Ref, error) {
 	r := &reader{options: o, stdin: stdin, seen: make(map[string]bool), used: make([]bool, len(o.Fields)), taken: make(map[Place]bool)}
 	for _, name := range names {
@@ -54,6 +39,14 @@ func (o Options) Read(stdin io.Reader, names ...string) ([]Ref, error) {
 	}
 	r.unusedFields()
 	return r.refs, errors.Join(r.errs...)
+}
+
+// Options are options to read references.
+type Options struct {
+	// Fields are fields of resources that have an image, in addition to those of pod specs. Each must be found.
+	Fields []Field
+	// Skipped is called for what looks like an image in another field. It may be nil.
+	Skipped func(Skipped)
 }
 
 type reader struct {
@@ -177,21 +170,15 @@ func (r *reader) linkedDirectory(name, at string) bool {
 	case err != nil:
 		r.fail(inDirectory(name, at, err))
 	case slices.ContainsFunc(strings.Split(filepath.ToSlash(link), "/"), hidden):
-		r.fail(&imagepin.Error{
-			Reason: imagepin.InvalidRequest, Class: errdefs.ErrInvalidArgument,
-			Message: filepath.Join(name, filepath.FromSlash(at)) + " is a symbolic link to a directory, and is not followed",
-			Hint:    "Name the directory with -f as well, or remove the link.",
-		})
+		r.fail(InvalidInput(filepath.Join(name, filepath.FromSlash(at))+" is a symbolic link to a directory, and is not followed",
+			"Name the directory with -f as well, or remove the link."))
 	}
 	return true
 }
 
 // kustomization returns the error for a kustomization, which is at a place, and is rendered from dir.
 func kustomization(place, dir string) error {
-	return &imagepin.Error{
-		Reason: imagepin.InvalidRequest, Class: errdefs.ErrInvalidArgument, Message: place + " has a kustomization, which can change images",
-		Hint: fmt.Sprintf("Render it first: kubectl kustomize %s | imagepin lock -f -", dir),
-	}
+	return InvalidInput(place+" has a kustomization, which can change images", fmt.Sprintf("Render it first: kubectl kustomize %s | imagepin lock -f -", dir))
 }
 
 // hasManifests reports whether a file of a directory is read.
@@ -250,8 +237,5 @@ func (r *reader) file(name string, from io.Reader, isList bool) {
 }
 
 func tooLarge(name, message string) error {
-	return &imagepin.Error{
-		Reason: imagepin.InvalidRequest, Class: errdefs.ErrInvalidArgument, Message: name + ": " + message,
-		Hint: "Name only the files that have images with -f.",
-	}
+	return InvalidInput(name+": "+message, "Name only the files that have images with -f.")
 }

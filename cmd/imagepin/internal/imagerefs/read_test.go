@@ -26,7 +26,7 @@ func found(refs []Ref) []string {
 // fromStdin returns the references in a text.
 func fromStdin(t *testing.T, text string) []string {
 	t.Helper()
-	refs, err := Read(strings.NewReader(text), Stdin)
+	refs, err := (Options{}).Read(strings.NewReader(text), Stdin)
 	if err != nil {
 		t.Errorf("%s: %v", text, err)
 	}
@@ -137,7 +137,7 @@ func TestInvalid(t *testing.T) {
 		{"nginx:1.29\nUPPER\n", imagepin.InvalidReference, `standard input, line 2: "UPPER"`},
 		{"services: {a: {image: '" + strings.Repeat("A", 5000) + "'}}\n", imagepin.InvalidReference, "services.a.image"},
 	} {
-		refs, err := Read(strings.NewReader(test.text), Stdin)
+		refs, err := (Options{}).Read(strings.NewReader(test.text), Stdin)
 		var e *imagepin.Error
 		if !errors.As(err, &e) || e.Reason != test.reason || !errdefs.IsInvalidArgument(err) || !strings.Contains(err.Error(), test.want) || len(err.Error()) > imagepin.MaxErrorText {
 			t.Errorf("%q: got %v and %v, want %s with %q", test.text, found(refs), err, test.reason, test.want)
@@ -151,7 +151,7 @@ func TestAliases(t *testing.T) {
 	for i := range 9 {
 		text += fmt.Sprintf("a%d: &a%d [%s]\n", i+1, i+1, strings.Repeat(fmt.Sprintf("*a%d, ", i), 10))
 	}
-	if _, err := Read(strings.NewReader(text), Stdin); err == nil || !strings.Contains(err.Error(), "excessive aliasing") {
+	if _, err := (Options{}).Read(strings.NewReader(text), Stdin); err == nil || !strings.Contains(err.Error(), "excessive aliasing") {
 		t.Errorf("got %v", err)
 	}
 }
@@ -187,7 +187,7 @@ func TestDirectory(t *testing.T) {
 	if err := os.Symlink("b", filepath.Join(dir, "f.yaml")); err != nil {
 		t.Fatal(err)
 	}
-	refs, err := Read(nil, dir)
+	refs, err := (Options{}).Read(nil, dir)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -204,7 +204,7 @@ func TestDirectory(t *testing.T) {
 func TestSeveralInputs(t *testing.T) {
 	dir := t.TempDir()
 	a, list := write(t, dir, "a.yaml", pod("a:1")), write(t, dir, "x.list", "b:1\na:1\n")
-	refs, err := Read(strings.NewReader(pod("c:1")), list, Stdin, a)
+	refs, err := (Options{}).Read(strings.NewReader(pod("c:1")), list, Stdin, a)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -222,7 +222,7 @@ func TestLinkOutOfTheDirectory(t *testing.T) {
 	if err := os.Symlink(secret, filepath.Join(inside, "link.yaml")); err != nil {
 		t.Fatal(err)
 	}
-	refs, err := Read(nil, inside)
+	refs, err := (Options{}).Read(nil, inside)
 	if err == nil || !strings.Contains(err.Error(), filepath.Join(inside, "link.yaml")+": path escapes") || len(refs) != 1 {
 		t.Errorf("got %q, %v", found(refs), err)
 	}
@@ -246,7 +246,7 @@ func TestLinksToDirectories(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, name := range []string{inside, linked} {
-		if refs, err := Read(nil, name); err != nil || len(refs) != 1 {
+		if refs, err := (Options{}).Read(nil, name); err != nil || len(refs) != 1 {
 			t.Errorf("%s: got %q, %v", name, found(refs), err)
 		}
 	}
@@ -255,7 +255,7 @@ func TestLinksToDirectories(t *testing.T) {
 		if err := os.Symlink(to, link); err != nil {
 			t.Fatal(err)
 		}
-		refs, err := Read(nil, inside)
+		refs, err := (Options{}).Read(nil, inside)
 		if !errdefs.IsInvalidArgument(err) || !strings.Contains(err.Error(), link+" is a symbolic link to a directory") || len(refs) != 1 {
 			t.Errorf("link to %s: got %q, %v", to, found(refs), err)
 		}
@@ -269,16 +269,16 @@ func TestLimits(t *testing.T) {
 	dir := t.TempDir()
 	large := write(t, dir, "large.yaml", "a: "+strings.Repeat("x", MaxFile))
 	names := []string{large, filepath.Join(dir, "absent")}
-	_, err := Read(nil, names...)
+	_, err := (Options{}).Read(nil, names...)
 	if err == nil || !strings.Contains(err.Error(), large+": the file has more than") || !strings.Contains(err.Error(), "absent: no such file") {
 		t.Errorf("got %v, want both errors", err)
 	}
 	full := write(t, dir, "full.txt", "#"+strings.Repeat("x", MaxFile-1))
-	_, err = Read(nil, append(slices.Repeat([]string{full}, MaxTotal/MaxFile), write(t, dir, "a.yaml", pod("a:1")))...)
+	_, err = (Options{}).Read(nil, append(slices.Repeat([]string{full}, MaxTotal/MaxFile), write(t, dir, "a.yaml", pod("a:1")))...)
 	if err == nil || !strings.Contains(err.Error(), "a.yaml: all files have more than") {
 		t.Errorf("got %v", err)
 	}
-	_, err = Read(strings.NewReader(strings.Repeat("UPPER\n", 1000)), Stdin)
+	_, err = (Options{}).Read(strings.NewReader(strings.Repeat("UPPER\n", 1000)), Stdin)
 	if err == nil || !strings.Contains(err.Error(), "more than 100 errors") || strings.Contains(err.Error(), "line 101:") {
 		t.Errorf("got %v", err)
 	}
@@ -289,7 +289,7 @@ func FuzzRead(f *testing.F) {
 		f.Add(text)
 	}
 	f.Fuzz(func(t *testing.T, text string) {
-		refs, err := Read(strings.NewReader(text), Stdin)
+		refs, err := (Options{}).Read(strings.NewReader(text), Stdin)
 		for _, r := range refs {
 			if r.Text == "" || r.Named == nil {
 				t.Errorf("got %+v", r)

@@ -32,18 +32,24 @@ type Place struct {
 
 // String returns the place in the form of messages.
 func (p Place) String() string {
-	file := p.File
-	if file == Stdin {
-		file = "standard input"
-	}
 	switch {
 	case p.Path == "":
-		return file
+		return p.file()
 	case p.Document == 0:
-		return file + ", " + p.Path
+		return p.file() + ", " + p.Path
 	}
-	return fmt.Sprintf("%s, document %d, %s", file, p.Document, p.Path)
+	return p.document() + ", " + p.Path
 }
+
+func (p Place) file() string {
+	if p.File == Stdin {
+		return "standard input"
+	}
+	return p.File
+}
+
+// document returns the place without the path.
+func (p Place) document() string { return fmt.Sprintf("%s, document %d", p.file(), p.Document) }
 
 // Parse returns the reference in text. It fails with [imagepin.InvalidReference] (ErrInvalidArgument).
 func Parse(text string, place Place) (Ref, error) {
@@ -82,6 +88,11 @@ const (
 	templateHint = "Render it first: helm template CHART | imagepin lock -f -"
 	variableHint = "Replace variables first: docker compose config | imagepin lock -f -"
 )
+
+// InvalidInput returns an [imagepin.InvalidRequest] error (ErrInvalidArgument).
+func InvalidInput(message, hint string) error {
+	return &imagepin.Error{Reason: imagepin.InvalidRequest, Class: errdefs.ErrInvalidArgument, Message: message, Hint: hint}
+}
 
 func invalid(place Place, message, hint string) error {
 	return &imagepin.Error{
