@@ -11,6 +11,7 @@ import (
 	"github.com/urfave/cli/v3"
 
 	"github.com/imagepin/imagepin/pkg/imagepin/bundle"
+	"github.com/imagepin/imagepin/pkg/imagepin/lock"
 )
 
 const bundleVerifyDescription = `Reads a bundle to its end and checks it: each entry has the size and the digest
@@ -77,16 +78,12 @@ func (a *app) bundleVerify(ctx context.Context, cmd *cli.Command) (err error) {
 		return err
 	}
 	r := &bundleReport{
-		File: args[0], Lock: b.Description().Lock, Images: []bundleImage{}, Platforms: append([]string{}, b.Platforms()...),
-		Absent: []bundleAbsent{}, Since: b.Since(), Omitted: append([]digest.Digest{}, b.Omitted()...), FileSize: b.FileSize(),
+		File: args[0], Lock: b.Description().Lock, Platforms: append([]string{}, b.Platforms()...),
+		Images: mapped(b.Lock().Images, func(i lock.Image) bundleImage { return bundleImage{i.ID, i.Ref.String(), i.Ref.Digest()} }),
+		Absent: mapped(b.Absent(), func(absent bundle.Absent) bundleAbsent { return bundleAbsent(absent) }),
+		Since:  b.Since(), Omitted: append([]digest.Digest{}, b.Omitted()...), FileSize: b.FileSize(),
 	}
 	r.Blobs, r.BlobsSize = b.Blobs()
-	for _, i := range b.Lock().Images {
-		r.Images = append(r.Images, bundleImage{i.ID, i.Ref.String(), i.Ref.Digest()})
-	}
-	for _, absent := range b.Absent() {
-		r.Absent = append(r.Absent, bundleAbsent(absent))
-	}
 	return a.print(cmd, r, func() error { return a.printBundleReport(cmd, r, b) })
 }
 
@@ -110,11 +107,9 @@ func verifyProgress(w io.Writer, path string, now func() time.Time) func(done, t
 
 func (a *app) printBundleReport(cmd *cli.Command, r *bundleReport, b *bundle.Bundle) error {
 	s := a.style(cmd)
-	rows := make([][]string, 0, len(r.Images))
-	for _, i := range r.Images {
-		rows = append(rows, []string{orNone(i.ID), s.ref(i.Image)})
-	}
-	if err := table(a.Out, []string{"REFERENCE", "IMAGE"}, rows); err != nil {
+	if err := table(a.Out, []string{"REFERENCE", "IMAGE"}, mapped(r.Images, func(i bundleImage) []string {
+		return []string{orNone(i.ID), s.ref(i.Image)}
+	})); err != nil {
 		return err
 	}
 	fmt.Fprintln(a.Out)

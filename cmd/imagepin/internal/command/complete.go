@@ -3,6 +3,7 @@ package command
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"unicode"
 
@@ -127,10 +128,8 @@ func (l *commandLine) find(dashed string) cli.Flag {
 	}
 	name := strings.TrimLeft(dashed, "-")
 	for _, f := range l.flags() {
-		for _, n := range f.Names() {
-			if n == name {
-				return f
-			}
+		if slices.Contains(f.Names(), name) {
+			return f
 		}
 	}
 	return nil
@@ -177,9 +176,5 @@ func (l *commandLine) flagNames() []candidate {
 }
 
 func commandNames(c *cli.Command) []candidate {
-	var all []candidate
-	for _, sub := range visibleCommands(c) {
-		all = append(all, candidate{sub.Name, sub.Usage})
-	}
-	return all
+	return mapped(visibleCommands(c), func(sub *cli.Command) candidate { return candidate{sub.Name, sub.Usage} })
 }

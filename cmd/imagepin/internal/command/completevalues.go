@@ -211,9 +211,5 @@ func (l *commandLine) query(ctx context.Context, do func(context.Context, *grpc.
 }
 
 func plain(values []string) []candidate {
-	all := make([]candidate, len(values))
-	for i, v := range values {
-		all[i] = candidate{value: v}
-	}
-	return all
+	return mapped(values, func(v string) candidate { return candidate{value: v} })
 }

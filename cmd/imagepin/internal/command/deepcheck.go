@@ -38,7 +38,7 @@ func (a *app) deepCheck(ctx context.Context, c api.ControlClient, r *api.DeepChe
 	if err != nil {
 		return nil, err
 	}
-	shown := a.checkProgress()
+	show := a.checkProgress()
 	for {
 		message, err := stream.Recv()
 		if errors.Is(err, io.EOF) {
@@ -50,23 +50,19 @@ func (a *app) deepCheck(ctx context.Context, c api.ControlClient, r *api.DeepChe
 		if result := message.GetResult(); result != nil {
 			return result, nil
 		}
-		if err := shown.show(message.GetProgress()); err != nil {
+		if err := show(message.GetProgress()); err != nil {
 			return nil, err
 		}
 	}
 }
 
-// checkProgress shows the progress of a deep check.
-type checkProgress interface {
-	show(*api.DeepCheckProgress) error
-}
-
-func (a *app) checkProgress() checkProgress {
+// checkProgress returns the function that shows the progress of a deep check.
+func (a *app) checkProgress() func(*api.DeepCheckProgress) error {
 	if t, ok := animated(a.Err); ok {
 		width := func() int { w, _ := terminalSize(t); return w }
-		return &checkBar{w: a.Err, now: a.now, width: width, color: os.Getenv(noColor) == ""}
+		return (&checkBar{w: a.Err, now: a.now, width: width, color: os.Getenv(noColor) == ""}).show
 	}
-	return &checkLines{w: a.Err}
+	return (&checkLines{w: a.Err}).show
 }
 
 // checkLines is the progress without a terminal: one line for each tenth.

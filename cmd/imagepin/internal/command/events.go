@@ -71,15 +71,10 @@ func (a *app) printEvent(cmd *cli.Command, e *api.Event) error {
 	if err != nil {
 		return err
 	}
-	switch format {
-	case outputJSON:
+	if format == outputJSON {
 		return printJSONLine(a.Out, object)
-	case outputYAML:
-		if _, err := fmt.Fprintln(a.Out, "---"); err != nil {
-			return err
-		}
 	}
-	return printObject(a.Out, format, object)
+	return printItem(a.Out, format, object)
 }
 
 // printJSONLine prints object on one line.

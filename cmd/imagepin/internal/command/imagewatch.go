@@ -41,10 +41,8 @@ func (a *app) watchImages(ctx context.Context, cmd *cli.Command) error {
 
 func (a *app) followImages(ctx context.Context, cmd *cli.Command, c api.ControlClient) error {
 	show := a.changePrinter(cmd)
-	tick := time.NewTicker(a.interval)
-	defer tick.Stop()
 	var keys []*api.Key
-	for {
+	return every(ctx, a.interval, func() error {
 		response, err := listImages(c, ctx, imagesRequest(cmd))
 		if err != nil {
 			return err
@@ -53,10 +51,20 @@ func (a *app) followImages(ctx context.Context, cmd *cli.Command, c api.ControlC
 		if printsText(cmd) {
 			now = listedKeys(cmd, now)
 		}
-		if err := show(keyChanges(keys, now)); err != nil {
+		changes := keyChanges(keys, now)
+		keys = now
+		return show(changes)
+	})
+}
+
+// every calls do at once, and then at an interval, until it fails or ctx ends.
+func every(ctx context.Context, interval time.Duration, do func() error) error {
+	tick := time.NewTicker(interval)
+	defer tick.Stop()
+	for {
+		if err := do(); err != nil {
 			return err
 		}
-		keys = now
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
@@ -124,11 +132,7 @@ func (a *app) changePrinter(cmd *cli.Command) func([]keyChange) error {
 	t := &imageTable{w: a.Out, header: append([]string{eventTitle}, titles(imageColumns(cmd, a.style(cmd)))...)}
 	return func(changes []keyChange) error {
 		columns := imageColumns(cmd, a.style(cmd))
-		rows := make([][]string, len(changes))
-		for i, c := range changes {
-			rows[i] = append([]string{c.kind}, cells(columns, c.key)...)
-		}
-		return t.print(rows)
+		return t.print(mapped(changes, func(c keyChange) []string { return append([]string{c.kind}, cells(columns, c.key)...) }))
 	}
 }
 
@@ -145,6 +149,11 @@ func printChange(w io.Writer, format string, c keyChange) error {
 	if err != nil {
 		return err
 	}
+	return printItem(w, format, object)
+}
+
+// printItem prints an object of a stream.
+func printItem(w io.Writer, format string, object []byte) error {
 	if format == outputYAML {
 		if _, err := fmt.Fprintln(w, "---"); err != nil {
 			return err

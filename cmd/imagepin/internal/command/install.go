@@ -66,9 +66,6 @@ func changeFlags() []cli.Flag {
 	}
 }
 
-// uninstallFlags are flags of uninstall with --root.
-func uninstallFlags() []cli.Flag { return changeFlags() }
-
 func (a *app) install(ctx context.Context, cmd *cli.Command) error {
 	if cmd.String("root") == "" {
 		return errors.New("--root is required: / for this node")

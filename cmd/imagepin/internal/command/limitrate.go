@@ -39,10 +39,10 @@ func (a *app) limitRate(ctx context.Context, cmd *cli.Command) error {
 		return err
 	}
 	if len(args) > 0 && args[0] != "" {
-		n, err := units.RAMInBytes(args[0])
+		n, err := parseSize("RATE", args[0], "10MiB")
 		switch {
-		case err != nil || n < 0:
-			return fmt.Errorf("RATE %q must be a size such as 10MiB", args[0])
+		case err != nil:
+			return err
 		case q.Reset_:
 			return errors.New("RATE and --reset cannot be used together")
 		}

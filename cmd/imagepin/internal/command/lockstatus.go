@@ -1,6 +1,7 @@
 package command
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -55,10 +56,7 @@ func (a *app) lockStatus(ctx context.Context, cmd *cli.Command) error {
 		return err
 	}
 	if has := st.GetLock().GetDigest(); expected != "" && has != expected.String() {
-		if has == "" {
-			has = "none"
-		}
-		fmt.Fprintf(a.Err, "imagepin: the lock of the node is %s, expected %s\n", has, expected)
+		fmt.Fprintf(a.Err, "imagepin: the lock of the node is %s, expected %s\n", cmp.Or(has, "none"), expected)
 		return exitError(exitChanged)
 	}
 	if c := st.GetCounts(); c.GetMissing() > 0 || c.GetDrifted() > 0 || st.GetFailed() != nil || st.GetUnreadable() != "" {
@@ -133,11 +131,7 @@ func (a *app) printLocked(s style, images []*api.LockedImage) error {
 }
 
 func targetNames(targets []*api.Target) string {
-	var names []string
-	for _, t := range targets {
-		names = append(names, targetName(t))
-	}
-	return orNone(strings.Join(names, ", "))
+	return orNone(strings.Join(mapped(targets, targetName), ", "))
 }
 
 func (a *app) printExtra(s style, images []*api.ExtraImage) error {

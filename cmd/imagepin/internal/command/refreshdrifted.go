@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/urfave/cli/v3"
 	"google.golang.org/grpc/status"
@@ -14,10 +15,7 @@ import (
 // refreshDrifted refreshes every pin that has drifted, in the scopes that the user selects. If one fails, it continues with
 // the next.
 func (a *app) refreshDrifted(ctx context.Context, cmd *cli.Command) error {
-	if _, err := arguments(cmd); err != nil {
-		return err
-	}
-	credential, err := a.credential(ctx, cmd)
+	_, credential, err := a.argumentsAndCredential(ctx, cmd)
 	if err != nil {
 		return err
 	}
@@ -57,13 +55,7 @@ func driftedPins(ctx context.Context, c api.ControlClient, scope string) ([]*api
 	if err != nil {
 		return nil, err
 	}
-	var drifted []*api.Pin
-	for _, p := range all.GetPins() {
-		if p.GetDrift() != nil && p.GetMadeBy() != "cluster" {
-			drifted = append(drifted, p)
-		}
-	}
-	return drifted, nil
+	return slices.DeleteFunc(all.GetPins(), func(p *api.Pin) bool { return p.GetDrift() == nil || p.GetMadeBy() == "cluster" }), nil
 }
 
 func (a *app) printDrifted(s style, all *api.RefreshResponses, failed int) error {

@@ -1,6 +1,7 @@
 package command
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 
@@ -49,7 +50,7 @@ func (a *app) printResolve(_ style, r *api.ResolveResponse) error {
 		field{"Registry", registryText(r)},
 		field{"Would run", orNone(descriptor(r.GetRoot()))},
 		field{"Reason", r.GetWhy()},
-		field{"Manifest", manifestText(r)},
+		field{"Manifest", cmp.Or(r.GetManifest(), "unknown until the index is fetched")},
 		field{"Ready", yesNo(r.GetReady())},
 		field{"Missing", noneOf(len(r.GetMissing()))},
 	); err != nil {
@@ -81,11 +82,4 @@ func registryText(r *api.ResolveResponse) string {
 		return descriptor(r.GetRegistry())
 	}
 	return descriptor(r.GetRegistry()) + ", from " + r.GetHost()
-}
-
-func manifestText(r *api.ResolveResponse) string {
-	if r.GetManifest() == "" {
-		return "unknown until the index is fetched"
-	}
-	return r.GetManifest()
 }

@@ -78,14 +78,13 @@ func statusText(st *api.StatusResponse, now time.Time) *bytes.Buffer {
 		field{"Cluster", clusterText(st)},
 		field{"Rate limit", statusRateText(st.GetDownloadRate())},
 	)
-	rows := make([][]string, len(st.GetTargets()))
-	for i, t := range st.GetTargets() {
+	rows := mapped(st.GetTargets(), func(t *api.TargetStatus) []string {
 		handlers := orNone(strings.Join(t.GetHandlers(), ","))
 		if t.GetDefault() {
 			handlers += " (default)"
 		}
-		rows[i] = []string{targetName(t.GetTarget()), handlers, fmt.Sprint(t.GetImages()), snapshotterText(t)}
-	}
+		return []string{targetName(t.GetTarget()), handlers, fmt.Sprint(t.GetImages()), snapshotterText(t)}
+	})
 	fmt.Fprintln(out)
 	_ = table(out, []string{"TARGET", "HANDLERS", "IMAGES", "SNAPSHOTTER"}, rows)
 	for _, p := range st.GetPulls() {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/urfave/cli/v3"
@@ -23,7 +24,10 @@ const (
 // watchStatus shows the state of the node until the user interrupts it. A server that stops answering ends it.
 func (a *app) watchStatus(ctx context.Context, cmd *cli.Command, c api.ControlClient) error {
 	w := &statusWatch{now: a.now}
-	show := func(changes []string) error { return printLines(a, changes) }
+	show := func(changes []string) error {
+		_, err := fmt.Fprint(a.Out, strings.Join(append(changes, ""), "\n"))
+		return err
+	}
 	if !printsText(cmd) {
 		show = func(changes []string) error {
 			if len(changes) == 0 {
@@ -34,22 +38,13 @@ func (a *app) watchStatus(ctx context.Context, cmd *cli.Command, c api.ControlCl
 	} else if _, ok := terminal(a.Out); ok {
 		show = func(changes []string) error { return w.draw(a, changes) }
 	}
-	tick := time.NewTicker(min(a.interval, statusInterval))
-	defer tick.Stop()
-	for {
+	return every(ctx, min(a.interval, statusInterval), func() error {
 		st, err := c.Status(ctx, &api.StatusRequest{})
 		if err != nil {
 			return err
 		}
-		if err := show(w.update(st)); err != nil {
-			return err
-		}
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-tick.C:
-		}
-	}
+		return show(w.update(st))
+	})
 }
 
 // statusWatch compares the states of a watch.
@@ -62,10 +57,7 @@ type statusWatch struct {
 
 // update takes the next state, and returns what has changed, one line each.
 func (w *statusWatch) update(st *api.StatusResponse) []string {
-	var changes []string
-	for _, line := range statusChanges(w.last, st) {
-		changes = append(changes, stamp(st.GetAt())+" "+line)
-	}
+	changes := mapped(statusChanges(w.last, st), func(line string) string { return stamp(st.GetAt()) + " " + line })
 	w.last, w.at = st, w.now()
 	return changes
 }
@@ -81,15 +73,6 @@ func (w *statusWatch) draw(a *app, changes []string) error {
 	}
 	_, err := fmt.Fprint(a.Out, clearScreen, text)
 	return err
-}
-
-func printLines(a *app, lines []string) error {
-	for _, l := range lines {
-		if _, err := fmt.Fprintln(a.Out, l); err != nil {
-			return err
-		}
-	}
-	return nil
 }
 
 // statusChanges describes the changes between two states. before is nil for the first state: then these are the numbers,

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"regexp"
+	"slices"
 	"strings"
 
 	"github.com/urfave/cli/v3"
@@ -79,13 +80,7 @@ func dashed(flag string) string {
 
 // visibleCommands returns the subcommands of cmd that its help lists.
 func visibleCommands(cmd *cli.Command) []*cli.Command {
-	var visible []*cli.Command
-	for _, c := range cmd.Commands {
-		if !c.Hidden {
-			visible = append(visible, c)
-		}
-	}
-	return visible
+	return slices.DeleteFunc(slices.Clone(cmd.Commands), func(c *cli.Command) bool { return c.Hidden })
 }
 
 // visibleFlags returns the flags of cmd, including global flags.

@@ -38,7 +38,7 @@ func (a *app) uninstallCommand() *cli.Command {
 		Name:        "uninstall",
 		Usage:       "Remove everything that imagepin has written to containerd's metadata",
 		Description: uninstallDescription,
-		Flags:       append([]cli.Flag{&cli.BoolFlag{Name: "yes", Usage: "uninstall; without it, only print what would be removed"}}, uninstallFlags()...),
+		Flags:       append([]cli.Flag{&cli.BoolFlag{Name: "yes", Usage: "uninstall; without it, only print what would be removed"}}, changeFlags()...),
 		Action:      noArguments(a.uninstall),
 	}
 }

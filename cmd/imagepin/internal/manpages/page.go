@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/urfave/cli/v3"
@@ -23,13 +24,7 @@ func pages(root *cli.Command, date string) map[string]string {
 }
 
 func commands(c *cli.Command) []*cli.Command {
-	var visible []*cli.Command
-	for _, sub := range c.Commands {
-		if !sub.Hidden && sub.Name != "help" {
-			visible = append(visible, sub)
-		}
-	}
-	return visible
+	return slices.DeleteFunc(slices.Clone(c.Commands), func(sub *cli.Command) bool { return sub.Hidden || sub.Name == "help" })
 }
 
 func pageName(path []*cli.Command) string { return joinNames(path, "-") }
