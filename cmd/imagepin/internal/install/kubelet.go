@@ -195,13 +195,9 @@ var (
 
 // setEndpoint returns the content of a file of kubelet with another endpoint.
 func setEndpoint(content []byte, endpoint string, flag bool) ([]byte, error) {
-	if flag {
-		return setInFlag(content, endpoint)
+	if !flag {
+		return setInConfig(content, endpoint)
 	}
-	return setInConfig(content, endpoint)
-}
-
-func setInFlag(content []byte, endpoint string) ([]byte, error) {
 	if !flagPattern.Match(content) {
 		return nil, fmt.Errorf("it does not have the flag %s", endpointFlag)
 	}

@@ -1,6 +1,7 @@
 package registry
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"io"
@@ -70,15 +71,9 @@ func New(c Config) (*Client, error) {
 	if c.HostsDirs == nil {
 		c.HostsDirs = DefaultHostsDirs
 	}
-	if c.Concurrency <= 0 {
-		c.Concurrency = DefaultConcurrency
-	}
-	if c.Timeout <= 0 {
-		c.Timeout = DefaultTimeout
-	}
-	if c.MaxWait <= 0 {
-		c.MaxWait = DefaultMaxWait
-	}
+	c.Concurrency = cmp.Or(c.Concurrency, DefaultConcurrency)
+	c.Timeout = cmp.Or(c.Timeout, DefaultTimeout)
+	c.MaxWait = cmp.Or(c.MaxWait, DefaultMaxWait)
 	if c.Credentials == nil {
 		docker, err := DockerCredentials()
 		if err != nil {
