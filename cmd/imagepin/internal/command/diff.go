@@ -116,13 +116,10 @@ func layersText(out *bytes.Buffer, s style, layers []*api.LayerDiff) {
 	if len(layers) == 0 {
 		return
 	}
-	rows := make([][]string, len(layers))
-	for i, l := range layers {
-		rows[i] = []string{"  " + changeMarks[l.GetChange()] + " layer " + s.digest(l.GetDigest()), bytesText(l.GetSize()), l.GetChange()}
-	}
-	var text bytes.Buffer
-	_ = table(&text, rows[0], rows[1:]) // a buffer accepts all writes
-	out.Write(text.Bytes())
+	rows := mapped(layers, func(l *api.LayerDiff) []string {
+		return []string{"  " + changeMarks[l.GetChange()] + " layer " + s.digest(l.GetDigest()), bytesText(l.GetSize()), l.GetChange()}
+	})
+	_ = table(out, rows[0], rows[1:]) // a buffer accepts all writes
 }
 
 // configNames are the names of fields of the configuration as text. What follows a name is kept.

@@ -150,15 +150,12 @@ func unpackedTotal(img *api.ImageUsage) string {
 
 // unpackedText returns the size of an image in each snapshotter.
 func unpackedText(img *api.ImageUsage) string {
-	var all []string
-	for _, u := range img.GetUnpacked() {
-		text := bytesText(u.GetSize())
+	return orNone(strings.Join(mapped(img.GetUnpacked(), func(u *api.UnpackedUsage) string {
 		if u.GetUnknown() {
-			text = "unknown"
+			return u.GetSnapshotter() + "=unknown"
 		}
-		all = append(all, u.GetSnapshotter()+"="+text)
-	}
-	return orNone(strings.Join(all, ","))
+		return u.GetSnapshotter() + "=" + bytesText(u.GetSize())
+	}), ","))
 }
 
 // widthOf returns the width of columns and of the spaces after them.
