@@ -24,20 +24,14 @@ func (e *env) completePins(cmd *cobra.Command, _ []string, prefix string) ([]str
 	return e.completeObjects(cmd, v1alpha1.Resource+"."+v1alpha1.GroupVersion.Group, prefix)
 }
 
-// completePods completes the name of a pod, or KIND/NAME.
-func (e *env) completePods(cmd *cobra.Command, args []string, prefix string) ([]string, cobra.ShellCompDirective) {
-	if len(args) > 0 {
-		return nil, cobra.ShellCompDirectiveNoFileComp
+// completeFirst completes the name of an object of a default resource, or KIND/NAME, as the first argument.
+func (e *env) completeFirst(defaultResource string) cobra.CompletionFunc {
+	return func(cmd *cobra.Command, args []string, prefix string) ([]string, cobra.ShellCompDirective) {
+		if len(args) > 0 {
+			return nil, cobra.ShellCompDirectiveNoFileComp
+		}
+		return e.completeObjects(cmd, defaultResource, prefix)
 	}
-	return e.completeObjects(cmd, "pods", prefix)
-}
-
-// completeWorkloads completes KIND/NAME as the first argument.
-func (e *env) completeWorkloads(cmd *cobra.Command, args []string, prefix string) ([]string, cobra.ShellCompDirective) {
-	if len(args) > 0 {
-		return nil, cobra.ShellCompDirectiveNoFileComp
-	}
-	return e.completeObjects(cmd, "", prefix)
 }
 
 // completeSeed completes a file as the first argument, then KIND/NAME.

@@ -61,7 +61,7 @@ func (e *env) explain() *cobra.Command {
 			# Send no requests to registries
 			kubectl imagepin explain deployment/web --resolve=false`),
 		Args:              someArgs(1, 1, "a pod, or KIND/NAME,"),
-		ValidArgsFunction: e.completePods,
+		ValidArgsFunction: e.completeFirst("pods"),
 		RunE:              func(cmd *cobra.Command, args []string) error { return o.run(cmd.Context(), args[0]) },
 	}
 	o.out = newOutput(cmd, dataFlags())

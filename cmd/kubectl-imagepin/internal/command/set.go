@@ -33,7 +33,7 @@ func (e *env) set() *cobra.Command {
 			# Show the ImagePin without creating it
 			kubectl imagepin set deployment/web nginx sha256:0a4d33c8e917... --dry-run=client -o yaml`),
 		Args:              someArgs(2, 3, "KIND/NAME and IMAGE@DIGEST"),
-		ValidArgsFunction: e.completeWorkloads,
+		ValidArgsFunction: e.completeFirst(""),
 	}
 	e.newChange(cmd, set)
 	return cmd
