@@ -34,7 +34,10 @@ func (t *rootTable) of(d digest.Digest) ocispec.Descriptor {
 
 // readIndex reads the first two entries: the layout, and index.json with the descriptors that it has, see [readIndexJSON].
 func (b *Bundle) readIndex(a *archive) (roots *rootTable, own ocispec.Descriptor, _ error) {
-	layout, err := b.readFile(a, ocispec.ImageLayoutFile, int64(len(layoutFile)))
+	if err := a.next(ocispec.ImageLayoutFile, int64(len(layoutFile))); err != nil {
+		return nil, own, err
+	}
+	layout, err := b.content(a, ocispec.ImageLayoutFile, int64(len(layoutFile)))
 	if err != nil {
 		return nil, own, err
 	}
@@ -283,15 +286,7 @@ func (b *Bundle) checkPlatforms() error {
 	return nil
 }
 
-// readFile reads an entry that is not addressed by its digest.
-func (b *Bundle) readFile(a *archive, name string, size int64) ([]byte, error) {
-	if err := a.next(name, size); err != nil {
-		return nil, err
-	}
-	return b.content(a, name, size)
-}
-
-// content reads the current entry, and records it with its digest.
+// content reads the current entry, which is not addressed by its digest, and records it with that.
 func (b *Bundle) content(a *archive, name string, size int64) ([]byte, error) {
 	data, err := readAll(a, size)
 	if err != nil {

@@ -58,9 +58,7 @@ func newPlan(ctx context.Context, o Options, source Source) (*plan, error) {
 		}
 		description.Omitted = sinceLayers(c, earlier)
 	}
-	if absent := c.absentDigests(); len(absent) > 0 {
-		description.Absent = absent
-	}
+	description.Absent = c.absentDigests()
 	if err := c.collectLayers(slices.Values(description.Omitted)); err != nil {
 		return nil, err
 	}

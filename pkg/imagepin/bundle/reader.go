@@ -126,15 +126,8 @@ func (b *Bundle) Close() error {
 // Lock returns the lock in the bundle.
 func (b *Bundle) Lock() *lock.Lock { return b.lock }
 
-// Description returns the description of the bundle.
-func (b *Bundle) Description() Description {
-	d := b.description
-	d.Omitted = b.closure.omitted()
-	if absent := b.closure.absentDigests(); len(absent) > 0 {
-		d.Absent = absent
-	}
-	return d
-}
+// LockDigest returns the digest of the lock in YAML.
+func (b *Bundle) LockDigest() digest.Digest { return b.description.Lock }
 
 // Platforms returns the platforms that the bundle was written for, as in platforms.FormatAll. It is nil for all platforms.
 func (b *Bundle) Platforms() []string { return b.description.Platforms }

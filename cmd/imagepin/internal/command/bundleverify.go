@@ -78,7 +78,7 @@ func (a *app) bundleVerify(ctx context.Context, cmd *cli.Command) (err error) {
 		return err
 	}
 	r := &bundleReport{
-		File: args[0], Lock: b.Description().Lock, Platforms: append([]string{}, b.Platforms()...),
+		File: args[0], Lock: b.LockDigest(), Platforms: append([]string{}, b.Platforms()...),
 		Images: mapped(b.Lock().Images, func(i lock.Image) bundleImage { return bundleImage{i.ID, i.Ref.String(), i.Ref.Digest()} }),
 		Absent: mapped(b.Absent(), func(absent bundle.Absent) bundleAbsent { return bundleAbsent(absent) }),
 		Since:  b.Since(), Omitted: append([]digest.Digest{}, b.Omitted()...), FileSize: b.FileSize(),
