@@ -82,26 +82,16 @@ type Policy struct {
 // preference. Empty fields of a rule are those of the defaults. Errors are of type *[Error].
 func New(defaults Rule, rules []Rule, workloadLabels []string) (*Policy, error) {
 	defaults.Match = ""
-	if defaults.Locked == "" {
-		defaults.Locked = LockedOff
-	}
+	defaults.Locked = cmp.Or(defaults.Locked, LockedOff)
 	p := &Policy{defaults: defaults, labels: slices.Clone(workloadLabels)}
 	if err := p.check(defaults); err != nil {
 		return nil, err
 	}
 	for i, r := range rules {
-		if r.Number == 0 {
-			r.Number = i + 1
-		}
-		if r.Behavior == "" {
-			r.Behavior = defaults.Behavior
-		}
-		if r.Consistency == "" {
-			r.Consistency = defaults.Consistency
-		}
-		if r.Locked == "" {
-			r.Locked = defaults.Locked
-		}
+		r.Number = cmp.Or(r.Number, i+1)
+		r.Behavior = cmp.Or(r.Behavior, defaults.Behavior)
+		r.Consistency = cmp.Or(r.Consistency, defaults.Consistency)
+		r.Locked = cmp.Or(r.Locked, defaults.Locked)
 		if err := p.check(r); err != nil {
 			err.Rule = r.Number
 			return nil, err
