@@ -43,35 +43,29 @@ func (d *Decider) look(q pin.Question) pin.Answer {
 	return answer
 }
 
-// fold returns the first answer that decides. If none does, the authority that answered first pins the first use: fold returns its
-// answer.
-func fold(all [3]pin.Authority, q pin.Question, ask func(pin.Authority, pin.Question) (pin.Answer, bool, error)) (first pin.Answer, _ error) {
-	answered := false
+// fold returns the first answer that decides. If none does, it returns that of the node, with the pod and the scope of those before.
+func fold(all [3]pin.Authority, q pin.Question, ask func(pin.Authority, pin.Question) (pin.Answer, bool, error)) (answer pin.Answer, _ error) {
 	for _, a := range all {
-		answer, ok, err := ask(a, q)
-		if err != nil || ok && answer.Decides() {
-			return answer, err
+		said, ok, err := ask(a, q)
+		if err != nil || ok && said.Decides() {
+			return said, err
 		}
-		if ok && !answered {
-			first, answered = answer, true
-			q.Pod, q.Policy.Scope = answer.Pod, answer.Scope // what it knows of the pod's owner
+		if ok {
+			answer, q.Pod, q.Policy.Scope = said, said.Pod, said.Scope
 		}
 	}
-	return first, nil
+	return answer, nil
 }
 
 // request returns the request for a call, after the node's pin has been brought in line with the cluster's. It logs the annotations of
 // the pod that are not allowed or not valid.
 func (d *Decider) request(ctx context.Context, ref reference.Named, pod policy.Pod) (Request, error) {
 	effective, ignored := d.policy().Decide(ref.String(), pod)
-	if len(ignored) > 0 {
+	answer, err := d.ask(ctx, pin.Question{Ref: ref.String(), Pod: pod, Policy: effective, Record: true})
+	if err == nil && len(ignored) > 0 {
 		log.G(ctx).WithField("ref", ref.String()).WithField("namespace", pod.Namespace).
 			Warnf("ignoring pod annotations that are not allowed or not valid: %s", strings.Join(ignored, ", "))
 	}
-	answer, err := d.ask(ctx, pin.Question{Ref: ref.String(), Pod: pod, Policy: effective, Record: true})
-	if err == nil {
-		err = answer.Err
-	}
 	effective.Scope = answer.Scope
-	return Request{Ref: ref, Policy: effective, Pod: answer.Pod, Pin: answer.Pin}, err
+	return Request{Ref: ref, Policy: effective, Pod: answer.Pod, Pin: answer.Pin, err: answer.Err}, err
 }

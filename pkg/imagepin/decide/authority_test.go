@@ -1,6 +1,7 @@
 package decide
 
 import (
+	"context"
 	"testing"
 
 	"github.com/containerd/errdefs"
@@ -40,6 +41,95 @@ func TestConfirm(t *testing.T) {
 	wantEqual(t, "current after a lock was applied", current, false)
 }
 
+// waitingPins are pins that something changes while a call waits for the mutex of a pin.
+type waitingPins struct {
+	Pins
+	other func()
+}
+
+func (p *waitingPins) Touch(ctx context.Context, id pin.ID) error {
+	if other := p.other; other != nil {
+		p.other = nil
+		other()
+	}
+	return p.Pins.Touch(ctx, id)
+}
+
+// TestConfirmWaits confirms a use of an operator's pin by what applies after it has waited for that pin.
+func TestConfirmWaits(t *testing.T) {
+	for name, other := range map[string]func(t *testing.T, e *env){
+		"pin set": func(t *testing.T, e *env) {
+			_, err := e.pins.Move(e.ctx, e.id(policy.NodeScope), roots["new"], pin.ByOperator, false)
+			noError(t, err)
+		},
+		"pin rm": func(t *testing.T, e *env) {
+			_, err := e.pins.Remove(e.ctx, e.id(policy.NodeScope))
+			noError(t, err)
+		},
+		"apply": func(_ *testing.T, e *env) { e.lock("new") },
+	} {
+		t.Run(name, func(t *testing.T) {
+			e := newEnv(t, policy.Rule{Behavior: policy.Default, Consistency: policy.Off})
+			held := e.make(t, policy.NodeScope, "old", pin.ByOperator, false)
+			e.Decider.pins = &waitingPins{e.pins, func() { other(t, e) }}
+			current, err := e.Confirm(e.ctx, Used{Ref: e.ref, Root: roots["old"], Pin: &held, Scope: policy.NodeScope})
+			noError(t, err)
+			wantEqual(t, "current", current, false)
+		})
+	}
+}
+
+// TestMovedBeforeDecide decides by the pin and the lock as they are, whatever they were when the authorities were asked.
+func TestMovedBeforeDecide(t *testing.T) {
+	type change struct {
+		consistency   policy.Consistency
+		before, after func(t *testing.T, e *env)
+		status        int32
+		tag           string
+		want          string // the version, or "" for an error
+	}
+	pinned := func(version string) func(t *testing.T, e *env) {
+		return func(t *testing.T, e *env) { e.make(t, policy.NodeScope, version, pin.ByOperator, false) }
+	}
+	removed := func(t *testing.T, e *env) {
+		_, err := e.pins.Remove(e.ctx, e.id(policy.NodeScope))
+		noError(t, err)
+	}
+	locked := func(version string) func(t *testing.T, e *env) { return func(_ *testing.T, e *env) { e.lock(version) } }
+	for name, c := range map[string]change{
+		"to a digest without a proof":         {policy.Node, pinned("old"), pinned("new"), 401, "old", ""},
+		"removed":                             {policy.Node, pinned("old"), removed, 0, "old", "other"},
+		"lock removed":                        {policy.Off, locked("old"), locked(""), 0, "old", "other"},
+		"made, and the tag is gone":           {policy.Node, func(*testing.T, *env) {}, pinned("new"), 0, "gone", "new"},
+		"removed, and the tag is gone":        {policy.Node, pinned("new"), removed, 0, "gone", ""},
+		"the lock is removed, no tag":         {policy.Off, locked("new"), locked(""), 0, "gone", ""},
+		"applied":                             {policy.Off, func(*testing.T, *env) {}, locked("old"), 0, "old", "old"},
+		"unchanged, and the registry is away": {policy.Node, pinned("old"), func(*testing.T, *env) {}, 503, "old", "old"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			e := newEnv(t, policy.Rule{Behavior: policy.PreferCached, Consistency: c.consistency})
+			roots["other"] = root("other")
+			defer delete(roots, "other")
+			if c.tag != "gone" {
+				e.put(t, "old", otherTarget, imagepin.SourcePull, &resolve.Credential{}, 1)
+				e.put(t, "other", ownTarget, imagepin.SourcePull, &resolve.Credential{}, 2)
+				e.images.entries = append(e.images.entries, imagepin.Entry{
+					Key: imagepin.Key{Ref: e.byDigest(t, "new").String(), Target: ownTarget}, Root: roots["new"], Source: imagepin.SourcePull,
+				})
+			}
+			c.before(t, e)
+			q := e.asked(t, policy.Pod{})
+			c.after(t, e)
+			e.registry.tag.Store(c.tag)
+			e.registry.status.Store(c.status)
+			v, err := e.Decide(e.ctx, q)
+			if got := version(v.Root.Digest); (err == nil) != (c.want != "") || c.want != "" && got != c.want {
+				t.Errorf("got %s, %v, want %q", got, err, c.want)
+			}
+		})
+	}
+}
+
 // TestUseOfALockedTag checks the tag of a use against the lock, and without one the digest.
 func TestUseOfALockedTag(t *testing.T) {
 	e := newEnv(t, policy.Rule{Behavior: policy.Default, Consistency: policy.Off, Locked: policy.LockedStrict})
@@ -63,6 +153,8 @@ func TestOperatorsPinIsNotClaimed(t *testing.T) {
 		now, err := e.pinUse(e.ctx, Used{Ref: e.ref, pod: webPod("web-1-a"), Root: roots["old"], Verified: true})
 		noError(t, err)
 		wantEqual(t, "the pin that decides", now.ID, held.ID)
+		after, _ := e.pins.Get(held.ID)
+		wantEqual(t, "whose pin it is", after.By, pin.ByOperator)
 		wantEqual(t, "pins of the cluster", len(c.pins), 0)
 		_, err = e.pins.Remove(e.ctx, held.ID)
 		noError(t, err)
@@ -79,7 +171,9 @@ func TestUnreadableCopy(t *testing.T) {
 		if pinned != "" {
 			c.pins["uid-1 "+e.ref.String()] = roots[pinned].Digest
 		}
-		_, err := e.Ask(e.ctx, Call{Ref: e.ref, Pod: webPod("web-1-a")})
+		_, err := e.Decide(e.ctx, e.asked(t, webPod("web-1-a")))
+		wantError(t, err, imagepin.PinOfNewerRelease, errdefs.ErrNotImplemented)
+		_, err = e.pinUse(e.ctx, Used{Ref: e.ref, pod: webPod("web-1-a"), Root: roots["old"], Verified: true})
 		wantError(t, err, imagepin.PinOfNewerRelease, errdefs.ErrNotImplemented)
 		root, ok, err := e.Look(e.ctx, e.ref.String(), webPod("web-1-a"))
 		if err != nil || ok != (pinned != "") || ok && version(root.Digest()) != pinned {

@@ -1,6 +1,7 @@
 package decide
 
 import (
+	"cmp"
 	"context"
 	"errors"
 
@@ -77,8 +78,8 @@ func (d *Decider) Use(ctx context.Context, u Use) (Used, error) {
 // described is request, with all of the descriptor that its pin has.
 func (d *Decider) described(ctx context.Context, ref reference.Named, pod policy.Pod) (Request, error) {
 	q, err := d.request(ctx, ref, pod)
-	if err != nil || q.Pin == nil || q.Pin.Described() {
-		return q, err
+	if err != nil || q.err != nil || q.Pin == nil || q.Pin.Described() {
+		return q, cmp.Or(err, q.err)
 	}
 	v, err := d.decideClaimed(ctx, q, *q.Pin)
 	q.Pin = &pin.Pin{ID: q.pinID(), Root: v.Root, MadeAt: q.Pin.MadeAt, By: pin.ByCluster}
@@ -89,7 +90,7 @@ func (d *Decider) described(ctx context.Context, ref reference.Named, pod policy
 // first use of a reference wins. It reports whether every pin has the digest that was made ready, none was removed meanwhile, and
 // the node's lock is the one that the images were checked against.
 //
-// It fails with [imagepin.RetainLimitReached] and [imagepin.PinLimitReached] (both ErrResourceExhausted), and as [Decider.Ask] does.
+// It fails with [imagepin.RetainLimitReached] and [imagepin.PinLimitReached] (both ErrResourceExhausted), and as [Decider.Use] does.
 func (d *Decider) Confirm(ctx context.Context, all ...Used) (current bool, _ error) {
 	for _, used := range all {
 		if used.lock != d.lock.Digest() {
@@ -113,8 +114,8 @@ func (d *Decider) Confirm(ctx context.Context, all ...Used) (current bool, _ err
 // reference, or if it is not pinned and the use is not verified.
 func (d *Decider) pinUse(ctx context.Context, used Used) (*pin.Pin, error) {
 	q, err := d.request(ctx, used.Ref, used.pod)
-	if err != nil || q.Policy.Scope == "" {
-		return nil, err
+	if err != nil || q.err != nil || q.Policy.Scope == "" {
+		return nil, cmp.Or(err, q.err)
 	}
 	pinned := q.Pin != nil && q.Pin.Described()
 	switch {
@@ -123,7 +124,11 @@ func (d *Decider) pinUse(ctx context.Context, used Used) (*pin.Pin, error) {
 	case q.Pin == nil && !used.Verified:
 		return nil, nil
 	case pinned && (q.Pin.By == pin.ByLock || q.Pin.By == pin.ByOperator): // no use makes these
-		return q.Pin, d.pins.Touch(ctx, q.Pin.ID)
+		err := d.pins.Touch(ctx, q.Pin.ID)
+		if held, ok := d.now(q.Ref.String(), q.Pin.Scope); ok {
+			return &held, err // an operator may have moved it meanwhile
+		}
+		return nil, err
 	}
 	if !pinned && q.Policy.Retain {
 		// Reserve first: there must be no pin if there is no space.

@@ -85,8 +85,8 @@ type Call struct {
 // Ask asks what the policy and the cluster say about a call, and records what it has learned from the cluster. The request is to be
 // decided by [Decider.Decide].
 //
-// It fails with [imagepin.NotInLock] (ErrPermissionDenied), [imagepin.ClusterUnavailable] (ErrUnavailable),
-// [imagepin.ForeignPin] (ErrFailedPrecondition) and [imagepin.PinOfNewerRelease] (ErrNotImplemented).
+// It fails with [imagepin.NotInLock] (ErrPermissionDenied), [imagepin.ClusterUnavailable] (ErrUnavailable) and
+// [imagepin.ForeignPin] (ErrFailedPrecondition).
 func (d *Decider) Ask(ctx context.Context, c Call) (Request, error) {
 	if !c.OutsideLock {
 		if err := d.checkInLock(ctx, c.Ref, ""); err != nil {
@@ -105,11 +105,13 @@ type Request struct {
 	Policy     policy.Decision
 	// Pod is the pod of the call, with its owner.
 	Pod policy.Pod
-	// Pin is the pin of the reference for the pod, or nil.
+	// Pin is the pin of the reference for the pod when the authorities were asked, or nil.
 	Pin    *pin.Pin
 	Target runtimeplatform.Target
 	// DryRun does not change pins.
 	DryRun bool
+
+	err error // why the pin cannot be used, or nil
 }
 
 // verdict returns a verdict without an answer from the registry.
@@ -166,15 +168,22 @@ func (v Verdict) Retains() bool {
 // Decide resolves a reference to a digest: by the pin in its scope, by the image on the node if the pull behavior
 // allows that, or by a request to the registry.
 //
-// Errors are those of [resolve.Resolver.Resolve] and PinnedDigestGone (ErrNotFound).
+// Errors are those of [resolve.Resolver.Resolve], PinnedDigestGone (ErrNotFound) and PinOfNewerRelease
+// (ErrNotImplemented).
 func (d *Decider) Decide(ctx context.Context, q Request) (Verdict, error) {
 	if digested, ok := q.Ref.(reference.Digested); ok {
 		return d.decideDigest(ctx, q, digested.Digest())
+	}
+	if q.err != nil {
+		return Verdict{}, q.err
 	}
 	if q.Pin != nil && !q.Pin.Described() {
 		return d.decideClaimed(ctx, q, *q.Pin)
 	}
 	v, err := d.decideTag(ctx, q, q.Pin)
+	if v.Registry == nil && d.hasMoved(&q) {
+		return d.Decide(ctx, q) // the image and the proof are those of the pin as it was
+	}
 	if err != nil {
 		return v, err
 	}
@@ -184,6 +193,18 @@ func (d *Decider) Decide(ctx context.Context, q Request) (Verdict, error) {
 		}
 	}
 	return d.applyPin(ctx, q, v)
+}
+
+// hasMoved reports whether the pin of a request has been made, moved or removed since the authorities were asked, and updates it.
+func (d *Decider) hasMoved(q *Request) bool {
+	held, ok := d.now(q.Ref.String(), q.Policy.Scope)
+	if ok != (q.Pin != nil) || ok && held.Root.Digest != q.Pin.Root.Digest {
+		if q.Pin = nil; ok {
+			q.Pin = &held
+		}
+		return true
+	}
+	return false
 }
 
 // decideDigest decides for a reference with a digest. It asks the registry only if the digest is not on the node, or

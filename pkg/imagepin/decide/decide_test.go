@@ -344,7 +344,7 @@ func TestPinOfNewerRelease(t *testing.T) {
 	e.unreadable(t, workload)
 	pod := policy.Pod{Namespace: "shop", Labels: map[string]string{"revision": "1"}}
 	wantEqual(t, "scope", e.ScopeOf(e.ref.String(), pod), workload)
-	_, err := e.Ask(e.ctx, Call{Ref: e.ref, Pod: pod})
+	_, err := e.Decide(e.ctx, e.asked(t, pod))
 	wantError(t, err, imagepin.PinOfNewerRelease, errdefs.ErrNotImplemented)
 	wantEqual(t, "requests", e.registry.requests.Load(), 0)
 	_, err = e.described(e.ctx, e.ref, pod)

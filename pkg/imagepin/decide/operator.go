@@ -21,14 +21,11 @@ import (
 func (d *Decider) Preview(ctx context.Context, q Request, scope policy.Scope) (Verdict, policy.Rule, error) {
 	question := d.question(q.Ref.String(), policy.Pod{})
 	answer := d.look(question)
-	if scope != "" && scope != answer.Scope {
+	if scope != "" {
 		answer = d.inScope(pin.ID{Scope: scope, Ref: q.Ref.String()})
 	}
-	q.Policy, q.Pin, q.DryRun = question.Policy, answer.Pin, true
+	q.Policy, q.Pin, q.err, q.DryRun = question.Policy, answer.Pin, answer.Err, true
 	q.Policy.Scope = answer.Scope
-	if answer.Err != nil {
-		return Verdict{}, q.Policy.Rule, answer.Err
-	}
 	v, err := d.Decide(ctx, q)
 	return v, q.Policy.Rule, err
 }

@@ -10,13 +10,13 @@ import (
 )
 
 // Authority says which digest a reference means. There are three: the node's lock ([Lock]), the cluster (package cluster) and the
-// node's own records ([Node]). None knows of another. Package decide asks them in this order. Package pintest tests what all three
-// have in common.
+// node's own records ([Node]). Package decide asks them in this order, and none asks another. Package pintest tests what all three have
+// in common.
 type Authority interface {
 	// Look answers from memory. It sends no request and writes nothing. ok is false if the authority has no say about the reference
 	// and the pod.
 	Look(q Question) (_ Answer, ok bool)
-	// Ask is Look, and may send a request to the source of the authority. It writes only if q.Record is set.
+	// Ask may send a request to the source of the authority, for example for the owner of the pod. It writes only if q.Record is set.
 	Ask(ctx context.Context, q Question) (_ Answer, ok bool, _ error)
 	// Claim pins root for the first use of a reference, and returns the pin that applies: another use may have been first. ok is false
 	// if the pin is not one of the authority, see [FirstUse.InCluster].
@@ -39,10 +39,10 @@ type Answer struct {
 	Scope policy.Scope
 	// Pin is the pin, or nil. See [Pin.Described].
 	Pin *Pin
-	// Err is why the pin cannot be used, or nil: [imagepin.PinOfNewerRelease].
+	// Err is why the pin cannot be used, or nil: [imagepin.PinOfNewerRelease]. With Pin, a status may still show that.
 	Err error
-	// Pod is the pod of the question with its owner. It is provisional if the owner is not known because the Kubernetes API did not
-	// answer.
+	// Pod is the pod of the question with its owner. It is provisional if the Kubernetes API did not answer, and the node has no pin
+	// for it.
 	Pod policy.Pod
 }
 

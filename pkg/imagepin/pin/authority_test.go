@@ -47,7 +47,7 @@ func TestLock(t *testing.T) {
 			Pin: func(root ocispec.Descriptor) {
 				s.SetLock([]pin.Pin{{ID: pin.ID{Scope: policy.LockScope, Ref: tag}, Root: root, By: pin.ByLock}}, nil)
 			},
-			Foreign: pin.FirstUse{ID: pin.ID{Scope: policy.NodeScope, Ref: tag}},
+			Foreign: pin.FirstUse{ID: pin.ID{Scope: policy.NodeScope, Ref: tag}}, Other: &pin.Question{Ref: "registry.example/team/other:1"},
 		}
 	})
 }

@@ -64,9 +64,11 @@ func TestAuthority(t *testing.T) {
 				owned.Owner = &policy.Owner{Kind: "ReplicaSet", Name: "web-1", UID: "1"}
 				q := pin.Question{Ref: image, Pod: pod}
 				q.Policy, _ = rules.Decide(image, pod)
+				other := pin.Question{Ref: image, Pod: owned, Policy: policy.Decision{Rule: policy.Rule{Consistency: policy.Node}, Scope: policy.NodeScope}}
 				return pintest.Subject{
 					Authority: New(Config{Claims: claims, Pins: pins, Node: node, Policy: ctdtest.Always(rules), Strict: true}),
 					Question:  q,
+					Other:     &other,
 					Pin:       func(root ocispec.Descriptor) { api.set(root.Digest, nil) },
 					Requests:  func() int { return api.count("owner") + api.count("find") + api.count("claim") },
 					Writes:    func() int { return int(wrote.Load()) + api.count("claim") },

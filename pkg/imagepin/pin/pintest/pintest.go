@@ -2,6 +2,7 @@
 package pintest
 
 import (
+	"strings"
 	"sync"
 	"testing"
 
@@ -18,6 +19,8 @@ type Subject struct {
 	Question pin.Question
 	// Pin makes the source of the authority have a digest for the question.
 	Pin func(root ocispec.Descriptor)
+	// Other is a question that the authority has no say about. It is nil if there is none.
+	Other *pin.Question
 	// Requests is how many requests the authority has sent, and Writes how often it has written something.
 	Requests, Writes func() int
 	// Uses is the first use of the question. It is nil if no first use makes a pin of the authority.
@@ -50,6 +53,16 @@ func Test(t *testing.T, open func(t *testing.T) Subject) {
 		},
 		"first use":            func(t *testing.T, s Subject) { s.firstUse(t) },
 		"concurrent first use": func(t *testing.T, s Subject) { s.concurrentUses(t) },
+		"another question": func(t *testing.T, s Subject) {
+			s.Pin(Root("one"))
+			if before := s.Requests(); s.Other != nil {
+				looked, look := s.Look(*s.Other)
+				asked, ask, err := s.Ask(t.Context(), *s.Other)
+				if look || ask || err != nil || s.Requests() != before {
+					t.Errorf("got %+v, %+v, %v after %d requests, want no answer", looked, asked, err, s.Requests()-before)
+				}
+			}
+		},
 		"foreign first use": func(t *testing.T, s Subject) {
 			before := s.Writes()
 			if held, ok, err := s.Claim(t.Context(), s.Foreign, Root("one")); ok || err != nil || s.Writes() != before {
@@ -95,13 +108,15 @@ func (s Subject) record(t *testing.T) (_ pin.Answer, ok bool) {
 	return answer, ok
 }
 
-func (Subject) check(t *testing.T, what string, a pin.Answer, ok bool, err error, build string) {
+func (s Subject) check(t *testing.T, what string, a pin.Answer, ok bool, err error, build string) {
 	t.Helper()
 	switch {
 	case err != nil || a.Err != nil:
 		t.Errorf("%s: %v, %v", what, err, a.Err)
 	case build == "" && ok && a.Decides():
 		t.Errorf("%s: pinned to %s, want no pin", what, a.Pin.Root.Digest)
+	case build == "" && s.Uses != nil && !strings.Contains(s.Question.Ref, "@") && a.Scope != s.Uses.ID.Scope:
+		t.Errorf("%s: scope %q, want that of the first use: %q", what, a.Scope, s.Uses.ID.Scope)
 	case build != "" && (!ok || a.Pin == nil || a.Pin.Root.Digest != Root(build).Digest || a.Pin.Scope != a.Scope):
 		t.Errorf("%s: got %+v, %t, want a pin to %s", what, a, ok, build)
 	}
