@@ -28,7 +28,7 @@ import (
 func (m *Maker) makeOnce(ctx context.Context, j Job) (entry imagepin.Entry, outcome Outcome, _ error) {
 	if !j.verified {
 		if err := verify(ctx, m.config.Settings().Verifiers, j.Ref.String(), j.Root); err != nil {
-			return entry, "", complete(err, imagepin.ImageVerificationFailed, j.Ref.String(), j.Runtime.Target)
+			return entry, "", err
 		}
 	}
 	byDigest, err := j.byDigest()
@@ -59,7 +59,7 @@ func (m *Maker) makeOnce(ctx context.Context, j Job) (entry imagepin.Entry, outc
 		}
 	}
 	if err != nil {
-		return imagepin.Entry{}, "", m.failed(ctx, j, err)
+		return imagepin.Entry{}, "", err
 	}
 	if wrote {
 		log.G(ctx).WithFields(log.Fields{
@@ -349,11 +349,11 @@ func (m *Maker) putLost(ctx context.Context, lost, made imagepin.Entry) (imagepi
 	return lost, err
 }
 
-// failed returns the error of a job that failed with err.
+// failed returns the error of a job that failed with err, or nil if it has not failed.
 func (m *Maker) failed(ctx context.Context, j Job, err error) error {
 	switch {
-	case retryable(err):
-		return err
+	case err == nil:
+		return nil
 	case j.Pin != nil && GoneAtRegistry(err):
 		return m.config.Pins.PinnedDigestGone(ctx, j.Verdict, j.Runtime.Target.String(), err)
 	case j.Pin != nil && resolve.MayBeGone(err):

@@ -46,22 +46,23 @@ func (m *Maker) Make(ctx context.Context, j Job) (entry imagepin.Entry, outcome 
 	ctx, end := startStep(ctx, "ready", tracing.WithAttribute("image.ref", j.Ref.String()), tracing.WithAttribute("image.target", j.Runtime.Target.String()),
 		tracing.WithAttribute("image.digest", j.Root.Digest.String()))
 	defer func() { end(err) }()
-	if entry, outcome, err = m.tryMake(ctx, j); err != nil {
+	entry, outcome, err = m.tryMake(ctx, &j)
+	if err = m.failed(ctx, j, err); err != nil {
 		outcome = failure(ctx)
 	}
 	tracing.SpanFromContext(ctx).SetAttributes(tracing.Attribute("done", string(outcome)))
 	return entry, outcome, err
 }
 
-// tryMake makes the image of a job ready. It starts again if the node changed meanwhile.
-func (m *Maker) tryMake(ctx context.Context, j Job) (entry imagepin.Entry, outcome Outcome, err error) {
+// tryMake makes the image of a job ready. It starts again if the node changed meanwhile, with the verdict that applies then.
+func (m *Maker) tryMake(ctx context.Context, j *Job) (entry imagepin.Entry, outcome Outcome, err error) {
 	if m.config.WaitCompared != nil && !j.Record.restores() {
 		if err := m.config.WaitCompared(ctx, j.Ref.String()); err != nil {
 			return entry, "", err
 		}
 	}
 	for range maxTries {
-		entry, outcome, err = m.makeOnce(ctx, j)
+		entry, outcome, err = m.makeOnce(ctx, *j)
 		var moved *decide.MovedError
 		switch {
 		case errors.As(err, &moved):
@@ -76,7 +77,7 @@ func (m *Maker) tryMake(ctx context.Context, j Job) (entry imagepin.Entry, outco
 		}
 	}
 	m.collect(ctx) // no further attempt needs what the last one left
-	return entry, outcome, complete(err, imagepin.CannotPullImage, j.Ref.String(), j.Runtime.Target)
+	return entry, outcome, err
 }
 
 // retryable reports whether a job that failed with err is tried again. Its content is not collected before the next
