@@ -55,7 +55,7 @@ func (p *waitingPins) Touch(ctx context.Context, id pin.ID) error {
 	return p.Pins.Touch(ctx, id)
 }
 
-// TestConfirmWaits confirms a use of an operator's pin by what applies after it has waited for that pin.
+// TestConfirmWaits confirms a use by what applies after it has waited for its pin.
 func TestConfirmWaits(t *testing.T) {
 	for name, other := range map[string]func(t *testing.T, e *env){
 		"pin set": func(t *testing.T, e *env) {
@@ -68,14 +68,16 @@ func TestConfirmWaits(t *testing.T) {
 		},
 		"apply": func(_ *testing.T, e *env) { e.lock("new") },
 	} {
-		t.Run(name, func(t *testing.T) {
-			e := newEnv(t, policy.Rule{Behavior: policy.Default, Consistency: policy.Off})
-			held := e.make(t, policy.NodeScope, "old", pin.ByOperator, false)
-			e.Decider.pins = &waitingPins{e.pins, func() { other(t, e) }}
-			current, err := e.Confirm(e.ctx, Used{Ref: e.ref, Root: roots["old"], Pin: &held, Scope: policy.NodeScope})
-			noError(t, err)
-			wantEqual(t, "current", current, false)
-		})
+		for by, consistency := range map[pin.By]policy.Consistency{pin.ByOperator: policy.Off, pin.ByUse: policy.Node} {
+			t.Run(name+", "+string(by), func(t *testing.T) {
+				e := newEnv(t, policy.Rule{Behavior: policy.Default, Consistency: consistency})
+				held := e.make(t, policy.NodeScope, "old", by, false)
+				e.Decider.pins = &waitingPins{e.pins, func() { other(t, e) }}
+				current, err := e.Confirm(e.ctx, Used{Ref: e.ref, Root: roots["old"], Pin: &held, Scope: policy.NodeScope})
+				noError(t, err)
+				wantEqual(t, "current", current, false)
+			})
+		}
 	}
 }
 

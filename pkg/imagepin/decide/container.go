@@ -118,17 +118,14 @@ func (d *Decider) pinUse(ctx context.Context, used Used) (*pin.Pin, error) {
 		return nil, cmp.Or(err, q.err)
 	}
 	pinned := q.Pin != nil && q.Pin.Described()
+	moved := q.Pin != nil && q.Pin.Root.Digest != used.Root.Digest
 	switch {
-	case q.Pin != nil && q.Pin.Root.Digest != used.Root.Digest:
+	case pinned && (moved || q.Pin.By == pin.ByLock || q.Pin.By == pin.ByOperator): // no use makes a pin of the lock or of an operator
+		return d.touch(ctx, q.Pin.ID)
+	case moved:
 		return q.Pin, nil
 	case q.Pin == nil && !used.Verified:
 		return nil, nil
-	case pinned && (q.Pin.By == pin.ByLock || q.Pin.By == pin.ByOperator): // no use makes these
-		err := d.pins.Touch(ctx, q.Pin.ID)
-		if held, ok := d.now(q.Ref.String(), q.Pin.Scope); ok {
-			return &held, err // an operator may have moved it meanwhile
-		}
-		return nil, err
 	}
 	if !pinned && q.Policy.Retain {
 		// Reserve first: there must be no pin if there is no space.
@@ -139,15 +136,22 @@ func (d *Decider) pinUse(ctx context.Context, used Used) (*pin.Pin, error) {
 		defer release()
 	}
 	held, err := d.makePin(ctx, q.verdict(used.Root, ""), q.firstUse())
-	var moved *MovedError
-	if errors.As(err, &moved) {
-		return &pin.Pin{ID: q.pinID(), Root: moved.Verdict.Root, By: pin.ByCluster}, nil
+	var other *MovedError
+	if errors.As(err, &other) {
+		return &pin.Pin{ID: q.pinID(), Root: other.Verdict.Root, By: pin.ByCluster}, nil
 	}
 	if err != nil {
 		return nil, err
 	}
-	if now, locked := d.Locked(used.Ref.String()); locked {
-		return &now, nil // a lock was applied meanwhile
+	return d.touch(ctx, held.ID)
+}
+
+// touch records the use of a pin. It returns the pin that decides afterwards: an operator may have moved or removed it, or applied a
+// lock.
+func (d *Decider) touch(ctx context.Context, id pin.ID) (*pin.Pin, error) {
+	err := d.pins.Touch(ctx, id)
+	if held, ok := d.now(id.Ref, id.Scope); ok {
+		return &held, err
 	}
-	return &held, d.pins.Touch(ctx, held.ID)
+	return nil, err
 }
