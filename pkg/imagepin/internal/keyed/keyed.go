@@ -54,15 +54,19 @@ func (m *Mutex) Unlock(key string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	s := m.held[key]
-	switch {
-	case s == nil:
-		panic("keyed: Unlock of a key that is not locked: " + key)
-	case s.sharers > 0:
+	if s != nil && s.sharers > 0 {
 		s.sharers--
-	default:
-		s.token <- struct{}{} // does not wait: the holder has taken it
-		m.leave(key, s)
+		return
 	}
+	if s != nil {
+		select {
+		case s.token <- struct{}{}:
+			m.leave(key, s)
+			return
+		default: // nobody has taken the token; to wait here would stop the callers of all keys
+		}
+	}
+	panic("keyed: Unlock of a key that is not locked: " + key)
 }
 
 // Share adds a holder to key, which the caller has locked. Each holder calls Unlock once. Share panics if key is not

@@ -52,6 +52,27 @@ func TestMutexHonorsContext(t *testing.T) {
 	}
 }
 
+// TestUnlockOfAKeyThatIsNotLocked panics, also if another call is about to take the key, and does not stop the callers of other keys.
+func TestUnlockOfAKeyThatIsNotLocked(t *testing.T) {
+	free := make(chan struct{}, 1)
+	free <- struct{}{}
+	m := Mutex{held: map[string]*slot{"about to be taken": {token: free, users: 1}}}
+	for _, key := range []string{"unknown", "about to be taken"} {
+		func() {
+			defer func() {
+				if recover() == nil {
+					t.Errorf("%s: no panic", key)
+				}
+			}()
+			m.Unlock(key)
+		}()
+		if err := m.Lock(t.Context(), "another"); err != nil {
+			t.Fatal(err)
+		}
+		m.Unlock("another")
+	}
+}
+
 // TestMutexIsFreeAfterAllHolders checks that a shared key is free after all of its holders have unlocked it, in any
 // order.
 func TestMutexIsFreeAfterAllHolders(t *testing.T) {
