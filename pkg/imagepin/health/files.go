@@ -95,8 +95,8 @@ func (f *files) noteResult(d digest.Digest, err error) {
 	f.unread[d] = err
 }
 
-// fileProblem is a file of a blob that is damaged or cannot be read.
-type fileProblem struct {
+// FileProblem is a file of a blob that is damaged or cannot be read.
+type FileProblem struct {
 	Digest digest.Digest
 	// Problem continues "its file ...".
 	Problem string
@@ -105,15 +105,15 @@ type fileProblem struct {
 }
 
 // problems returns the problems of all files that were checked, in order of their digests.
-func (f *files) problems() []fileProblem {
-	var all []fileProblem
+func (f *files) problems() []FileProblem {
+	var all []FileProblem
 	for d, damage := range f.damaged {
-		all = append(all, fileProblem{Digest: d, Problem: damage.Problem})
+		all = append(all, FileProblem{Digest: d, Problem: damage.Problem})
 	}
 	for d, err := range f.unread {
-		all = append(all, fileProblem{Digest: d, Problem: "cannot be read: " + err.Error(), Unknown: true})
+		all = append(all, FileProblem{Digest: d, Problem: "cannot be read: " + err.Error(), Unknown: true})
 	}
-	slices.SortFunc(all, func(a, b fileProblem) int { return strings.Compare(a.Digest.String(), b.Digest.String()) })
+	slices.SortFunc(all, func(a, b FileProblem) int { return strings.Compare(a.Digest.String(), b.Digest.String()) })
 	return all
 }
 
@@ -133,11 +133,11 @@ func (inv *Inventory) blobProblem(what string, d digest.Digest) string {
 }
 
 // CheckLayers checks the files of all recorded layers, and returns those with a problem.
-func (inv *Inventory) CheckLayers(ctx context.Context, contents content.Store) ([]fileProblem, error) {
+func (inv *Inventory) CheckLayers(ctx context.Context, contents content.Store) ([]FileProblem, error) {
 	if err := inv.files.check(ctx, contents, true); err != nil {
 		return nil, err
 	}
-	return slices.DeleteFunc(inv.files.problems(), func(p fileProblem) bool { return !inv.files.layers[p.Digest] }), nil
+	return slices.DeleteFunc(inv.files.problems(), func(p FileProblem) bool { return !inv.files.layers[p.Digest] }), nil
 }
 
 // addMissingDirectory adds a snapshot whose directory is gone. why describes the problem.

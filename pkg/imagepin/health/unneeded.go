@@ -48,7 +48,7 @@ func (c *Checker) checkUnneeded(have *Inventory, r *Report) {
 }
 
 // addUnneeded adds a blob that no key needs, for the first of the keys that have it.
-func (r *Report) addUnneeded(kind, effect string, p fileProblem, entries []imagepin.Entry) {
+func (r *Report) addUnneeded(kind, effect string, p FileProblem, entries []imagepin.Entry) {
 	first := slices.MinFunc(entries, store.Compare)
 	problem := fmt.Sprintf("the file of %s %s %s", kind, p.Digest, p.Problem)
 	if len(entries) > 1 {
