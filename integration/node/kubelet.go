@@ -17,6 +17,8 @@ type KubeletPod struct {
 	Gate bool
 	// Always is the pull policy Always. Without it, an image that ImageStatus finds is not pulled.
 	Always bool
+	// Unresolved requires that ImageStatus reports no image after the pull: kubelet asks for its size only.
+	Unresolved bool
 	Auth   *cri.AuthConfig
 	// Container has the other options of the container.
 	Container ContainerOptions
@@ -76,7 +78,10 @@ func (n *Node) ImageAsKubelet(ctx context.Context, k KubeletPod, res *KubeletRes
 		if err != nil {
 			return opts, fmt.Errorf("ImageStatus after the pull: %w", err)
 		}
-		if status.GetImage() == nil {
+		if (status.GetImage() == nil) != k.Unresolved {
+			if k.Unresolved {
+				return opts, fmt.Errorf("ImageStatus after the pull: got %s, want no image", status.GetImage().GetId())
+			}
 			return opts, fmt.Errorf("ImageStatus after the pull: no image %s", k.Image)
 		}
 	}

@@ -78,6 +78,9 @@ type Config struct {
 	// Locked is what happens to a reference that the node's lock does not name: "off", "warn" or "strict".
 	Locked string `toml:"locked"`
 
+	// NewRevision is what the first container of a revision runs if the node has an image of its tag: "node" or "resolve".
+	NewRevision string `toml:"new_revision"`
+
 	// LocksDirectory has locks, and BundlesDirectory bundles, that are applied at the start. An empty path means none.
 	LocksDirectory   string `toml:"locks_directory"`
 	BundlesDirectory string `toml:"bundles_directory"`
@@ -95,6 +98,7 @@ type RuleConfig struct {
 	VersionConsistency string   `toml:"version_consistency,omitempty"`
 	Retain             *bool    `toml:"retain,omitempty"`
 	Locked             string   `toml:"locked,omitempty"`
+	NewRevision        string   `toml:"new_revision,omitempty"`
 	// AllowPodOverride lets pods override behavior and consistency with the annotations io.imagepin.pull-behavior and
 	// io.imagepin.version-consistency.
 	AllowPodOverride bool `toml:"allow_pod_override,omitempty"`
@@ -128,6 +132,7 @@ func DefaultConfig() Config {
 		MaxConcurrentUnpacks: defaultOwnUnpacks,
 		Sync:                 true,
 		Locked:               string(policy.LockedOff),
+		NewRevision:          string(policy.FromNode),
 		LocksDirectory:       defaultLocksDirectory,
 		BundlesDirectory:     defaultBundlesDirectory,
 		Handlers:             map[string]HandlerConfig{},
@@ -300,13 +305,14 @@ func absolute(dir string) error {
 func (c Config) policy() (*policy.Policy, error) {
 	defaults := policy.Rule{
 		Behavior: policy.Behavior(c.PullBehavior), Consistency: policy.Consistency(c.VersionConsistency), Retain: c.Retain,
-		Locked: policy.Locked(c.Locked),
+		Locked: policy.Locked(c.Locked), NewRevision: policy.NewRevision(c.NewRevision),
 	}
 	_, err := policy.New(defaults, nil, c.WorkloadLabels)
 	var errs []error
 	if err != nil {
 		errs = append(errs, policyError(err))
 		defaults.Behavior, defaults.Consistency, defaults.Locked = policy.Default, policy.Off, policy.LockedOff
+		defaults.NewRevision = policy.FromNode
 	}
 	var rules []policy.Rule
 	for i, r := range c.Rules {
@@ -331,6 +337,7 @@ func (c Config) rule(number int, r RuleConfig) (rules []policy.Rule) {
 	rule := policy.Rule{
 		Number: number, Behavior: policy.Behavior(r.PullBehavior), Consistency: policy.Consistency(r.VersionConsistency),
 		Retain: c.Retain, AllowPodOverride: r.AllowPodOverride, Locked: policy.Locked(r.Locked),
+		NewRevision: policy.NewRevision(r.NewRevision),
 	}
 	if r.Retain != nil {
 		rule.Retain = *r.Retain

@@ -67,7 +67,7 @@ func (s *containers) readyImages(ctx context.Context, original *runtime.CreateCo
 		if err != nil {
 			return nil, nil, err
 		}
-		if err := s.verifyNewPins(ctx, images); err != nil {
+		if err := s.verifyNewPins(ctx, images, pod); err != nil {
 			return nil, nil, err
 		}
 		if release, err = s.useContainerImages(ctx, r, images, rt); err != nil {
@@ -105,6 +105,9 @@ func (s *containers) useContainerImages(ctx context.Context, r *runtime.CreateCo
 				}
 			}
 			setImageID(w.spec, e)
+			if w.unresolved {
+				annotate(w.spec, unresolved, "true")
+			}
 			entries = append(entries, e)
 		}
 		return entries, nil
@@ -115,9 +118,15 @@ func (s *containers) useContainerImages(ctx context.Context, r *runtime.CreateCo
 // pin. An image that they do not accept is used without a pin, as with stock containerd, which verifies pulls only. With
 // the pin, every later pull in its scope would fail, whatever the tag resolves to. It fails if the verifiers cannot be
 // called.
-func (s *containers) verifyNewPins(ctx context.Context, images []containerImage) error {
+func (s *containers) verifyNewPins(ctx context.Context, images []containerImage, pod policy.Pod) (err error) {
 	for i, w := range images {
 		if w.Scope == "" || w.Pin != nil {
+			continue
+		}
+		if images[i].unresolved, err = s.runsWithoutPin(ctx, w, pod); err != nil {
+			return err
+		}
+		if images[i].unresolved {
 			continue
 		}
 		err := s.Puller.Verify(s.namespaced(ctx), w.Ref, w.Root)
@@ -150,6 +159,8 @@ type containerImage struct {
 	spec *runtime.ImageSpec
 	// entry is the image that the caller was given.
 	entry imagepin.Entry
+	// unresolved reports that the image is that of the node, because no registry has resolved the tag of a new revision.
+	unresolved bool
 }
 
 func (w containerImage) byDigest() reference.Named {

@@ -10,6 +10,7 @@ import (
 	runtime "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/imagepin/imagepin/pkg/imagepin"
+	"github.com/imagepin/imagepin/pkg/imagepin/decide"
 	"github.com/imagepin/imagepin/pkg/imagepin/store"
 )
 
@@ -80,23 +81,44 @@ func (s *imageCalls) statusEntry(ctx context.Context, name, ref string, c caller
 }
 
 // entryForCaller returns the entry of a name for the target and the pin of a caller. Without a pin, it is the entry
-// that the node has under the name.
+// that the node has under the name, unless the tag has to be resolved first.
 func (s *imageCalls) entryForCaller(ctx context.Context, name, ref string, c caller) (_ imagepin.Entry, ok bool, _ error) {
-	root, pinned, err := s.pinnedFor(ctx, ref, c)
+	looked, err := s.lookFor(ctx, ref, c)
 	if err != nil {
 		return imagepin.Entry{}, false, err
 	}
-	found := s.Store.Find(name)
-	for _, e := range found {
-		if e.Target == c.runtime.Target && (!pinned || e.Root.Digest == root.Digest()) {
+	for _, e := range s.Store.Find(name) {
+		switch {
+		case e.Target != c.runtime.Target:
+		case looked.New:
+			return s.entryForNewRevision(ctx, ref, c, e)
+		case looked.Root == nil || e.Root.Digest == looked.Root.Digest():
 			return e, true, nil
 		}
 	}
-	if !pinned {
+	if looked.Root == nil {
 		return imagepin.Entry{}, false, nil
 	}
-	e, ok := s.Store.Get(imagepin.Key{Ref: root.String(), Target: c.runtime.Target})
+	e, ok := s.Store.Get(imagepin.Key{Ref: looked.Root.String(), Target: c.runtime.Target})
 	return e, ok, nil
+}
+
+// entryForNewRevision returns the entry of a reference for a pod whose revision has no pin, and whose tag has to be resolved first. ok is
+// false if kubelet has to pull. e is the entry that the node has.
+func (s *imageCalls) entryForNewRevision(ctx context.Context, ref string, c caller, e imagepin.Entry) (_ imagepin.Entry, ok bool, _ error) {
+	root, ok, err := s.rootWithoutPull(ctx, ref, c.pod, e)
+	if err != nil || !ok {
+		return imagepin.Entry{}, false, err
+	}
+	named, err := reference.ParseNamed(e.Ref)
+	if err != nil {
+		return imagepin.Entry{}, false, err
+	}
+	all := decide.OfDigest(s.Store, named, root)
+	if i := slices.IndexFunc(all, func(e imagepin.Entry) bool { return e.Target == c.runtime.Target }); i >= 0 {
+		return all[i], true, nil
+	}
+	return imagepin.Entry{}, false, nil
 }
 
 // entryForUnknownPod returns the entry of a name for a pod that is not known: the digest of a pin that applies to the
@@ -104,12 +126,12 @@ func (s *imageCalls) entryForCaller(ctx context.Context, name, ref string, c cal
 // another workload can have decided it. An entry of any target is good enough: kubelet cannot restart a container with
 // the policy Never if its image is absent, and CreateContainer makes the image ready for the target of the pod.
 func (s *imageCalls) entryForUnknownPod(ctx context.Context, name, ref string, c caller) (_ imagepin.Entry, ok bool, _ error) {
-	root, pinned, err := s.pinnedFor(ctx, ref, c)
+	looked, err := s.lookFor(ctx, ref, c)
 	if err != nil {
 		return imagepin.Entry{}, false, err
 	}
-	if pinned {
-		if e, ok := s.anyEntry(root.String()); ok {
+	if looked.Root != nil {
+		if e, ok := s.anyEntry(looked.Root.String()); ok {
 			return e, true, nil
 		}
 	}
@@ -117,10 +139,10 @@ func (s *imageCalls) entryForUnknownPod(ctx context.Context, name, ref string, c
 	return e, ok, nil
 }
 
-// pinnedFor returns the digest that a normalized name is pinned to for the caller's pod.
-func (s *imageCalls) pinnedFor(ctx context.Context, name string, c caller) (_ reference.Canonical, ok bool, _ error) {
+// lookFor returns the digest that a normalized name is pinned to for the caller's pod.
+func (s *imageCalls) lookFor(ctx context.Context, name string, c caller) (decide.Looked, error) {
 	if _, err := digest.Parse(name); err == nil {
-		return nil, false, nil // an image ID has no repository
+		return decide.Looked{}, nil // an image ID has no repository
 	}
 	return s.Decider.Look(s.namespaced(ctx), name, c.pod)
 }

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/containerd/log"
+	"github.com/opencontainers/go-digest"
 	runtime "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/imagepin/imagepin/pkg/imagepin"
@@ -50,8 +51,13 @@ func (s *imageCalls) pull(ctx context.Context, r *runtime.PullImageRequest) (_ i
 	if err := s.waitCompared(ctx, normalized(name)); err != nil {
 		return imagepin.Entry{}, target, err
 	}
+	pod := podOf(r.GetSandboxConfig())
 	pulled, err := s.Puller.Pull(bandwidth.ForPod(s.namespaced(ctx)), pull.Request{
-		Ref: name, Runtime: c.runtime, Credential: credential(r.GetAuth()), Pod: podOf(r.GetSandboxConfig()),
+		Ref: name, Runtime: c.runtime, Credential: credential(r.GetAuth()), Pod: pod,
+		Running: func(ctx context.Context) (digest.Digest, error) {
+			root, _, err := s.podRuns(ctx, normalized(name), pod)
+			return root, err
+		},
 	})
 	return pulled.Entry, target, err
 }

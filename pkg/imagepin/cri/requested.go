@@ -17,23 +17,31 @@ const requestedName = imagepin.LabelPrefix + "requested-name"
 func setImageID(spec *runtime.ImageSpec, e imagepin.Entry) {
 	id := e.ImageID.String()
 	if spec.GetImage() != id && spec.GetUserSpecifiedImage() == "" {
-		if spec.Annotations == nil {
-			spec.Annotations = make(map[string]string)
-		}
-		spec.Annotations[requestedName] = spec.GetImage()
+		annotate(spec, requestedName, spec.GetImage())
 		spec.UserSpecifiedImage = spec.GetImage()
 	}
 	spec.Image = id
 }
 
-// restoreName undoes setImageID.
+// annotate adds an annotation to the image of a request to upstream.
+func annotate(spec *runtime.ImageSpec, key, value string) {
+	if spec.Annotations == nil {
+		spec.Annotations = make(map[string]string)
+	}
+	spec.Annotations[key] = value
+}
+
+// restoreName undoes setImageID and annotate.
 func restoreName(spec *runtime.ImageSpec) {
-	name, ok := spec.GetAnnotations()[requestedName] // spec can be nil
-	if !ok {
+	all := spec.GetAnnotations() // spec can be nil
+	if len(all) == 0 {
 		return
 	}
-	spec.Image, spec.UserSpecifiedImage = name, ""
-	if delete(spec.Annotations, requestedName); len(spec.Annotations) == 0 {
+	if name, ok := all[requestedName]; ok {
+		spec.Image, spec.UserSpecifiedImage = name, ""
+		delete(all, requestedName)
+	}
+	if delete(all, unresolved); len(all) == 0 {
 		spec.Annotations = nil
 	}
 }

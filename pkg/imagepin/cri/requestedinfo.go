@@ -11,7 +11,7 @@ import (
 // writes its request there, as JSON. restoreInfo does not change what it cannot read.
 func restoreInfo(info map[string]string) {
 	const key = "info"
-	if !strings.Contains(info[key], requestedName) {
+	if !strings.Contains(info[key], requestedName) && !strings.Contains(info[key], unresolved) {
 		return
 	}
 	restored, err := edited([]byte(info[key]), "config", func(config json.RawMessage) (json.RawMessage, error) {

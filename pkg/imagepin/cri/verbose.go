@@ -67,6 +67,7 @@ type verboseRule struct {
 	VersionConsistency string `json:"versionConsistency"`
 	Retain             bool   `json:"retain"`
 	AllowPodOverride   bool   `json:"allowPodOverride"`
+	NewRevision        string `json:"newRevision"`
 }
 
 // verbosePin is the pin of a key's reference in one scope. Its digest can differ from the key's.
@@ -98,6 +99,6 @@ func (s *imageCalls) verboseKey(e imagepin.Entry) verboseKey {
 func ruleOf(r policy.Rule) verboseRule {
 	return verboseRule{
 		Match: r.Match, PullBehavior: string(r.Behavior), VersionConsistency: string(r.Consistency),
-		Retain: r.Retain, AllowPodOverride: r.AllowPodOverride,
+		Retain: r.Retain, AllowPodOverride: r.AllowPodOverride, NewRevision: string(r.NewRevision),
 	}
 }

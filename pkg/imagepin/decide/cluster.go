@@ -24,6 +24,9 @@ type Cluster interface {
 	// as far as the node knows it.
 	LearnOwner(ctx context.Context, pod policy.Pod)
 	WithKnownOwner(pod policy.Pod) policy.Pod
+	// NeverPulls reports whether kubelet may find a normalized reference on the node only, because the pod has the pull policy Never
+	// for it. It may send a request, and is true without an answer.
+	NeverPulls(ctx context.Context, ref string, pod policy.Pod) bool
 }
 
 // noCluster is the authority of a node that has pins of its own only.
@@ -33,17 +36,18 @@ func (noCluster) LearnOwner(context.Context, policy.Pod) {}
 
 func (noCluster) WithKnownOwner(pod policy.Pod) policy.Pod { return pod }
 
+func (noCluster) NeverPulls(context.Context, string, policy.Pod) bool { return false }
+
 // LearnOwner asks for the owner of a pod whose images may be pinned in the cluster, so that later calls for the pod do not have to.
 func (d *Decider) LearnOwner(ctx context.Context, pod policy.Pod) { d.cluster().LearnOwner(ctx, pod) }
 
 // WithKnownOwner returns the pod with its owner as far as the node knows it, without a request.
 func (d *Decider) WithKnownOwner(pod policy.Pod) policy.Pod { return d.cluster().WithKnownOwner(pod) }
 
-// decideClaimed decides for a tag whose digest the cluster has, and of which the node has no copy yet. It asks the
-// registry only if the digest is not on the node, or the credential has no proof. As for every tag, mirrors that may only
-// pull are not asked.
+// decideClaimed decides for a tag whose digest the cluster has, and of which the node has no copy yet. As for every tag, mirrors that
+// may only pull are not asked.
 func (d *Decider) decideClaimed(ctx context.Context, q Request, known pin.Pin) (Verdict, error) {
-	v, err := d.authorizeClaimed(ctx, q, known)
+	v, err := d.authorizePinned(ctx, q, known.Root.Digest, "pinned in the cluster "+claimedBy(known))
 	if errdefs.IsNotFound(err) {
 		return Verdict{}, goneFromCluster(q, known, err)
 	}
@@ -58,14 +62,14 @@ func (d *Decider) decideClaimed(ctx context.Context, q Request, known pin.Pin) (
 	return v, nil
 }
 
-// authorizeClaimed returns the verdict for the digest that the cluster has.
-func (d *Decider) authorizeClaimed(ctx context.Context, q Request, known pin.Pin) (Verdict, error) {
-	why := "pinned in the cluster " + claimedBy(known)
-	claimed := pin.Pin{ID: q.pinID(), Root: known.Root}
-	if local, here := d.onNode(q, &claimed); here {
+// authorizePinned returns the verdict for a digest that is to be pinned. It asks the registry only if the digest is not on the node, or
+// the credential has no proof.
+func (d *Decider) authorizePinned(ctx context.Context, q Request, root digest.Digest, why string) (Verdict, error) {
+	known := pin.Pin{ID: q.pinID(), Root: ocispec.Descriptor{Digest: root}}
+	if local, here := d.onNode(q, &known); here {
 		return d.authorize(ctx, q, local, why)
 	}
-	return d.authorizeDigest(ctx, q, known.Root.Digest, why)
+	return d.authorizeDigest(ctx, q, root, why)
 }
 
 // claimedBy describes who created an ImagePin and when.

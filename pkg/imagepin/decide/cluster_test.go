@@ -44,6 +44,8 @@ type fakeCluster struct {
 	// pods are the owners of some pods, by UID. A pod without an owner is gone.
 	pods      map[string]*policy.Owner
 	ownerless bool // no pod has an owner
+	// policies are the pull policies of all pods.
+	policies []string
 	// stale reports that the cache of the API server has no pins.
 	stale bool
 }
@@ -148,6 +150,13 @@ func (m *member) Claim(_ context.Context, pod policy.Pod, image string, d digest
 
 func (m *member) ClaimProvisional(ctx context.Context, pod policy.Pod, image string, d digest.Digest) (digest.Digest, error) {
 	return m.Claim(ctx, pod, image, d)
+}
+
+func (m *member) PullPolicies(context.Context, policy.Pod, string) ([]string, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.asked++
+	return m.policies, m.refuses
 }
 
 func (m *member) Lost(policy.Pod, string, digest.Digest, cluster.Pinned) {}
@@ -272,7 +281,7 @@ func TestClusterContainer(t *testing.T) {
 	if held, err = b.pinUse(b.ctx, Used{Ref: b.ref, pod: webPod("web-1-b"), Root: roots["new"], Verified: true}); err != nil || version(held.Root.Digest) != "old" {
 		t.Errorf("got %+v, %v, want the cluster's digest instead of the one on the node", held, err)
 	}
-	if d, ok, err := b.Look(b.ctx, b.ref.String(), webPod("web-1-b")); err != nil || !ok || version(d.Digest()) != "old" {
+	if d, ok, err := b.looked(b.ctx, b.ref.String(), webPod("web-1-b")); err != nil || !ok || version(d.Digest()) != "old" {
 		t.Errorf("got %s, %v, want the cluster's digest", d, err)
 	}
 }

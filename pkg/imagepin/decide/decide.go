@@ -46,6 +46,7 @@ type Decider struct {
 	cluster   func() Cluster // never returns nil
 	lock      Lock
 	notInLock func(policy.Locked)
+	silence   silence
 }
 
 // New returns a Decider.
@@ -57,7 +58,7 @@ func New(c Config) *Decider {
 		c.NotInLock = func(policy.Locked) {}
 	}
 	return &Decider{
-		lock: c.Lock, notInLock: c.NotInLock,
+		lock: c.Lock, notInLock: c.NotInLock, silence: newSilence(),
 		policy: c.Policy, pins: c.Pins, images: c.Images, proofs: c.Proofs, registry: c.Registry, retained: c.Retained,
 		cluster: func() Cluster {
 			if c.Cluster != nil {
@@ -80,6 +81,9 @@ type Call struct {
 	Target runtimeplatform.Target
 	// OutsideLock allows an image that the node's lock does not name, whatever the rules say.
 	OutsideLock bool
+	// Running returns the digest that a container of the pod has for Ref, or "". It is called only if Ref is new for the revision of
+	// the pod, see [Request.New]. It may be nil.
+	Running func(context.Context) (digest.Digest, error)
 }
 
 // Ask asks what the policy and the cluster say about a call, and records what it has learned from the cluster. The request is to be
@@ -95,6 +99,9 @@ func (d *Decider) Ask(ctx context.Context, c Call) (Request, error) {
 	}
 	q, err := d.request(ctx, c.Ref, c.Pod)
 	q.Credential, q.Target = c.Credential, c.Target
+	if err == nil && q.New && c.Running != nil {
+		q.Running, err = c.Running(ctx)
+	}
 	return q, err
 }
 
@@ -106,8 +113,12 @@ type Request struct {
 	// Pod is the pod of the call, with its owner.
 	Pod policy.Pod
 	// Pin is the pin of the reference for the pod when the authorities were asked, or nil.
-	Pin    *pin.Pin
-	Target runtimeplatform.Target
+	Pin *pin.Pin
+	// New reports that the revision of the pod has no pin, and that the rule wants its tag to be resolved first.
+	New bool
+	// Running is the digest that a container of the pod has for Ref, or "". It decides for a new revision.
+	Running digest.Digest
+	Target  runtimeplatform.Target
 	// DryRun does not change pins.
 	DryRun bool
 
@@ -180,6 +191,11 @@ func (d *Decider) Decide(ctx context.Context, q Request) (Verdict, error) {
 	if q.Pin != nil && !q.Pin.Described() {
 		return d.decideClaimed(ctx, q, *q.Pin)
 	}
+	if q.New && q.Pin == nil && q.Running != "" {
+		if v, ok, err := d.decideRunning(ctx, q); ok {
+			return v, err
+		}
+	}
 	v, err := d.decideTag(ctx, q, q.Pin)
 	if v.Registry == nil && d.hasMoved(&q) {
 		return d.Decide(ctx, q) // the image and the proof are those of the pin as it was
@@ -226,7 +242,7 @@ func (d *Decider) decideTag(ctx context.Context, q Request, pinned *pin.Pin) (Ve
 	if here && (behavior == policy.PreferCached || behavior == policy.Once && local.Source == imagepin.SourcePull) {
 		return d.authorize(ctx, q, local, fmt.Sprintf("the image is on the node, and pull_behavior is %q", behavior))
 	}
-	v, err := d.resolve(ctx, q, q.Ref, "resolved by the registry")
+	v, err := d.resolveTag(ctx, q, pinned, local, here)
 	if pinned != nil && errdefs.IsNotFound(err) {
 		v, err = d.withoutTag(ctx, q, *pinned, here, err)
 	}
@@ -267,6 +283,11 @@ func (d *Decider) applyPin(ctx context.Context, q Request, v Verdict) (Verdict, 
 		_, pinned = d.pins.Get(held.ID) // a pin that has just expired is used, and made again
 	}
 	if pinned || q.Policy.Scope == "" || q.Policy.Scope == policy.LockScope {
+		return v, nil
+	}
+	if q.New && v.Fallback() {
+		v.Pin, v.FirstUse = nil, nil
+		v.Why += "; the next start asks again"
 		return v, nil
 	}
 	if held.Scope == policy.LockScope { // the lock was applied and removed meanwhile: its digest is not that of a first use

@@ -8,27 +8,35 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin/policy"
 )
 
-// Look returns the digest that a normalized reference is pinned to for a pod, in the reference's repository. ok is false if it is
-// not pinned. The node may not have the digest. Look writes nothing: what it learns from the cluster is recorded by the next pull or
-// container. It fails as [Decider.Ask] does if the cluster has no usable answer.
-func (d *Decider) Look(ctx context.Context, name string, pod policy.Pod) (_ reference.Canonical, ok bool, _ error) {
+// Looked is what a status call learns of a reference for a pod.
+type Looked struct {
+	// Root is the digest that the reference is pinned to, in its repository. It is nil if it is not pinned. The node may not have it.
+	Root reference.Canonical
+	// New reports that the revision of the pod has no pin, and that the rule wants its tag to be resolved first.
+	New bool
+}
+
+// Look returns the digest that a normalized reference is pinned to for a pod. It writes nothing: what it learns from the cluster is
+// recorded by the next pull or container. It fails as [Decider.Ask] does if the cluster has no usable answer.
+func (d *Decider) Look(ctx context.Context, name string, pod policy.Pod) (Looked, error) {
 	if !d.PerPod(name) {
-		return nil, false, nil
+		return Looked{}, nil
 	}
-	answer, err := d.ask(ctx, d.question(name, pod))
+	q := d.question(name, pod)
+	answer, err := d.ask(ctx, q)
 	if err != nil || answer.Pin == nil {
-		return nil, false, err
+		return Looked{New: err == nil && isNew(q.Policy.Rule, answer)}, err
 	}
 	ref, err := reference.ParseDockerRef(name)
 	if err != nil {
-		return nil, false, nil
+		return Looked{}, nil
 	}
 	root, err := reference.WithDigest(reference.TrimNamed(ref), answer.Pin.Root.Digest)
-	return root, err == nil, nil
+	return Looked{Root: root}, err
 }
 
 // PerPod reports whether the digest of a normalized reference can depend on the pod of a call.
 func (d *Decider) PerPod(name string) bool {
 	_, none := d.cluster().(noCluster)
-	return !none || d.pins.Pinned(name)
+	return !none || d.pins.Pinned(name) || d.policy().Rule(name).NewRevision == policy.FromRegistry
 }

@@ -1,11 +1,13 @@
 package decide
 
 import (
+	"context"
 	"maps"
 	"slices"
 	"testing"
 
 	"github.com/containerd/errdefs"
+	"github.com/distribution/reference"
 
 	"github.com/imagepin/imagepin/pkg/imagepin"
 	"github.com/imagepin/imagepin/pkg/imagepin/pin"
@@ -65,7 +67,7 @@ func TestLookWritesNothing(t *testing.T) {
 			noError(t, err)
 			before, shared := e.pins.List(), maps.Clone(e.member.pins)
 			for range 2 {
-				root, ok, err := e.Look(e.ctx, e.ref.String(), webPod("web-1-a"))
+				root, ok, err := e.looked(e.ctx, e.ref.String(), webPod("web-1-a"))
 				noError(t, err)
 				if ok != (test.want != "") || ok && version(root.Digest()) != test.want {
 					t.Errorf("got %v, %t, want %q", root, ok, test.want)
@@ -80,11 +82,17 @@ func TestLookWritesNothing(t *testing.T) {
 			wantEqual(t, "the pins of the node are unchanged", same, true)
 			wantEqual(t, "the pins of the cluster are unchanged", maps.Equal(shared, e.member.pins), true)
 			e.wantPull(t, webPod("web-1-a"), test.pulled)
-			if root, ok, err := e.Look(e.ctx, e.ref.String(), webPod("web-1-b")); err != nil || !ok || version(root.Digest()) != test.pulled {
+			if root, ok, err := e.looked(e.ctx, e.ref.String(), webPod("web-1-b")); err != nil || !ok || version(root.Digest()) != test.pulled {
 				t.Errorf("after the pull: got %v, %t, %v, want %s", root, ok, err, test.pulled)
 			}
 		})
 	}
+}
+
+// looked is Look. ok reports whether there is a pin.
+func (e *env) looked(ctx context.Context, name string, pod policy.Pod) (_ reference.Canonical, ok bool, _ error) {
+	l, err := e.Look(ctx, name, pod)
+	return l.Root, l.Root != nil, err
 }
 
 // TestLookWhileTheClusterIsAway answers with the node's own pins, or fails if the node may not pin provisionally.
@@ -93,10 +101,10 @@ func TestLookWhileTheClusterIsAway(t *testing.T) {
 	e := newMember(t, c, true)
 	e.wantPull(t, webPod("web-1-a"), "old")
 	c.refuses = errAway
-	if root, ok, err := e.Look(e.ctx, e.ref.String(), webPod("web-1-b")); err != nil || !ok || version(root.Digest()) != "old" {
+	if root, ok, err := e.looked(e.ctx, e.ref.String(), webPod("web-1-b")); err != nil || !ok || version(root.Digest()) != "old" {
 		t.Errorf("got %v, %t, %v, want the copy", root, ok, err)
 	}
-	if root, ok, err := e.Look(e.ctx, e.ref.String(), webPod("web-2-b")); !errdefs.IsUnavailable(err) {
+	if root, ok, err := e.looked(e.ctx, e.ref.String(), webPod("web-2-b")); !errdefs.IsUnavailable(err) {
 		t.Errorf("got %v, %t, %v, want ClusterUnavailable", root, ok, err)
 	}
 }
@@ -111,7 +119,7 @@ func TestLockWhileTheClusterIsAsked(t *testing.T) {
 	e.member.during = func() {
 		e.pins.SetLock([]pin.Pin{{ID: e.id(policy.LockScope), Root: roots["new"], By: pin.ByLock, Retain: true}}, nil)
 	}
-	if root, ok, err := e.Look(e.ctx, e.ref.String(), webPod("web-1-z")); err != nil || !ok || version(root.Digest()) != "new" {
+	if root, ok, err := e.looked(e.ctx, e.ref.String(), webPod("web-1-z")); err != nil || !ok || version(root.Digest()) != "new" {
 		t.Errorf("got %v, %t, %v, want the digest of the lock", root, ok, err)
 	}
 }

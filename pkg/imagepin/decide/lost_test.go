@@ -52,6 +52,8 @@ func (s *apiServer) OwnerOf(context.Context, kube.Pod) (*kube.Owner, error) {
 	return &kube.Owner{Owner: v1alpha1.Owner{APIVersion: "apps/v1", Kind: "ReplicaSet", Name: "web-1", UID: "uid-1"}, Namespace: "shop"}, err
 }
 
+func (s *apiServer) ImagesOf(context.Context, kube.Pod) ([]kube.PodImage, error) { return nil, nil }
+
 func (s *apiServer) Find(context.Context, kube.Owner, string, bool) (*kube.Pin, error) {
 	d, err := s.read()
 	if d == "" {

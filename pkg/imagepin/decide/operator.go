@@ -25,7 +25,7 @@ func (d *Decider) Preview(ctx context.Context, q Request, scope policy.Scope) (V
 		answer = d.inScope(pin.ID{Scope: scope, Ref: q.Ref.String()})
 	}
 	q.Policy, q.Pin, q.err, q.DryRun = question.Policy, answer.Pin, answer.Err, true
-	q.Policy.Scope = answer.Scope
+	q.Policy.Scope, q.New = answer.Scope, isNew(question.Policy.Rule, answer)
 	v, err := d.Decide(ctx, q)
 	return v, q.Policy.Rule, err
 }

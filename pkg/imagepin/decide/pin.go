@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/containerd/errdefs"
@@ -75,7 +76,10 @@ func (q Request) Key() string {
 	if q.Pin != nil {
 		pinned = q.Pin.Root.Digest
 	}
-	return strings.Join([]string{q.Ref.String(), q.Target.String(), string(q.Policy.Behavior), string(q.Policy.Scope), pinned.String()}, "\x00")
+	return strings.Join([]string{
+		q.Ref.String(), q.Target.String(), string(q.Policy.Behavior), string(q.Policy.Scope), pinned.String(),
+		strconv.FormatBool(q.New), q.Running.String(),
+	}, "\x00")
 }
 
 // MovedError means that a reference was pinned to another digest after the decision.

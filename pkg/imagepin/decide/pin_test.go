@@ -39,17 +39,22 @@ func wantMoved(t *testing.T, err error, to string) {
 	}
 }
 
-// TestKey distinguishes requests by the pinned digest only if the policy pins the reference.
+// TestKey distinguishes requests by the pinned digest only if the policy pins the reference, and by what a new revision runs.
 func TestKey(t *testing.T) {
 	e := newEnv(t, policy.Rule{Behavior: policy.Default, Consistency: policy.Node})
 	q := e.asked(t, policy.Pod{})
 	key := func(scope policy.Scope, root digest.Digest) string {
-		return strings.Join([]string{e.ref.String(), ownTarget.String(), string(q.Policy.Behavior), string(scope), root.String()}, "\x00")
+		return strings.Join([]string{e.ref.String(), ownTarget.String(), string(q.Policy.Behavior), string(scope), root.String(), "false", ""}, "\x00")
 	}
 	wantEqual(t, "without a pin", q.Key(), key(policy.NodeScope, ""))
 	e.make(t, policy.NodeScope, "old", pin.ByUse, false)
 	q = e.asked(t, policy.Pod{})
 	wantEqual(t, "with a pin", q.Key(), key(policy.NodeScope, roots["old"].Digest))
+	running := q
+	running.New, running.Running = true, roots["new"].Digest
+	fresh := q
+	fresh.New = true
+	wantEqual(t, "three keys", q.Key() != fresh.Key() && fresh.Key() != running.Key() && q.Key() != running.Key(), true)
 }
 
 // TestReserve reserves space for the image of a verdict whose pin retains it.

@@ -7,6 +7,8 @@ import (
 	"github.com/opencontainers/go-digest"
 
 	"github.com/imagepin/imagepin/pkg/imagepin"
+	"github.com/imagepin/imagepin/pkg/imagepin/pin"
+	"github.com/imagepin/imagepin/pkg/imagepin/policy"
 	"github.com/imagepin/imagepin/pkg/imagepin/resolve"
 )
 
@@ -22,6 +24,17 @@ type Registry interface {
 func (d *Decider) resolve(ctx context.Context, q Request, ref reference.Named, why string) (Verdict, error) {
 	r, err := d.registry.Resolve(ctx, ref, q.Credential)
 	return d.answer(q, r, err, why)
+}
+
+// resolveTag resolves the tag of a request at the registry. local is the image on the node, if it is here.
+func (d *Decider) resolveTag(ctx context.Context, q Request, pinned *pin.Pin, local imagepin.Entry, here bool) (Verdict, error) {
+	const why = "resolved by the registry"
+	if q.New && pinned == nil && here && q.Policy.Behavior == policy.Default {
+		if _, ok := d.mayHave(q, local); ok {
+			return d.resolveNew(ctx, q, why)
+		}
+	}
+	return d.resolve(ctx, q, q.Ref, why)
 }
 
 // authorize returns the verdict for an image on the node. If the caller's credential has no proof, the registry must

@@ -67,6 +67,7 @@ type Rule struct {
 	Retain           bool
 	AllowPodOverride bool
 	Locked           Locked
+	NewRevision      NewRevision
 
 	glob *Glob
 }
@@ -83,6 +84,7 @@ type Policy struct {
 func New(defaults Rule, rules []Rule, workloadLabels []string) (*Policy, error) {
 	defaults.Match = ""
 	defaults.Locked = cmp.Or(defaults.Locked, LockedOff)
+	defaults.NewRevision = cmp.Or(defaults.NewRevision, FromNode)
 	p := &Policy{defaults: defaults, labels: slices.Clone(workloadLabels)}
 	if err := p.check(defaults); err != nil {
 		return nil, err
@@ -92,6 +94,7 @@ func New(defaults Rule, rules []Rule, workloadLabels []string) (*Policy, error) 
 		r.Behavior = cmp.Or(r.Behavior, defaults.Behavior)
 		r.Consistency = cmp.Or(r.Consistency, defaults.Consistency)
 		r.Locked = cmp.Or(r.Locked, defaults.Locked)
+		r.NewRevision = cmp.Or(r.NewRevision, defaults.NewRevision)
 		if err := p.check(r); err != nil {
 			err.Rule = r.Number
 			return nil, err
@@ -118,7 +121,7 @@ func (p *Policy) check(r Rule) *Error {
 	if r.Consistency == Workload && len(p.labels) == 0 {
 		return &Error{Key: "version_consistency", Value: string(r.Consistency), Err: errors.New("needs a label in workload_labels")}
 	}
-	return nil
+	return checkNewRevision(r)
 }
 
 // oneOf checks that the value of a key is one of all.
@@ -225,8 +228,11 @@ func (p *Policy) Decide(ref string, pod Pod) (d Decision, ignored []string) {
 }
 
 // overridden returns by if the rule allows it and it is valid. Otherwise it returns the rule, and adds the annotation to
-// ignored.
+// ignored. Where by cannot resolve the tags of new revisions, they are not resolved.
 func (p *Policy) overridden(rule, by Rule, annotation string, ignored []string) (Rule, []string) {
+	if checkNewRevision(by) != nil {
+		by.NewRevision = FromNode
+	}
 	if !rule.AllowPodOverride || p.check(by) != nil {
 		return rule, append(ignored, annotation)
 	}

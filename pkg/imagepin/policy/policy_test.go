@@ -23,9 +23,9 @@ func TestFirstRuleWinsAndInherits(t *testing.T) {
 		Rule{Match: "docker.io/**", Consistency: Node, Retain: true, Locked: LockedStrict},
 	)
 	for ref, want := range map[string]Rule{
-		"docker.io/library/busybox:1": {Match: "docker.io/library/*", Behavior: Always, Consistency: Off, Locked: LockedOff},
-		"docker.io/team/sub/app:1":    {Match: "docker.io/**", Behavior: Default, Consistency: Node, Retain: true, Locked: LockedStrict},
-		"quay.io/team/app:1":          {Behavior: Default, Consistency: Off, Locked: LockedOff},
+		"docker.io/library/busybox:1": {Match: "docker.io/library/*", Behavior: Always, Consistency: Off, Locked: LockedOff, NewRevision: FromNode},
+		"docker.io/team/sub/app:1":    {Match: "docker.io/**", Behavior: Default, Consistency: Node, Retain: true, Locked: LockedStrict, NewRevision: FromNode},
+		"quay.io/team/app:1":          {Behavior: Default, Consistency: Off, Locked: LockedOff, NewRevision: FromNode},
 	} {
 		got := p.Rule(ref)
 		got.glob, got.Number = nil, 0

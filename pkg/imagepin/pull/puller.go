@@ -57,6 +57,9 @@ type Request struct {
 	Progress transfer.ProgressFunc
 	// OutsideLock allows an image that the node's lock does not name, whatever the rules say.
 	OutsideLock bool
+	// Running returns the digest that a container of the pod has for Ref, or "". It is called, and decides, if the revision of the pod
+	// is new. It may be nil.
+	Running func(context.Context) (digest.Digest, error)
 }
 
 // Pulled is an image that is ready.
@@ -100,7 +103,7 @@ func (p *Puller) ask(ctx context.Context, r Request) (decide.Request, error) {
 	if err != nil {
 		return decide.Request{}, err
 	}
-	q, err := p.decider.Ask(ctx, decide.Call{Ref: ref, Credential: r.Credential, Pod: r.Pod, Target: r.Runtime.Target, OutsideLock: r.OutsideLock})
+	q, err := p.decider.Ask(ctx, decide.Call{Ref: ref, Credential: r.Credential, Pod: r.Pod, Target: r.Runtime.Target, OutsideLock: r.OutsideLock, Running: r.Running})
 	var known *imagepin.Error
 	if err != nil && !(errors.As(err, &known) && known.Reason == imagepin.NotInLock) { // which is so for all targets
 		err = complete(err, imagepin.CannotPullImageManifest, ref.String(), r.Runtime.Target)

@@ -174,6 +174,9 @@ func ruleText(r *api.Rule) string {
 		match = "match " + r.GetMatch()
 	}
 	s := fmt.Sprintf("%s: pull_behavior %s, version_consistency %s", match, r.GetPullBehavior(), r.GetVersionConsistency())
+	if r.GetNewRevision() == "resolve" {
+		s += ", new_revision resolve"
+	}
 	if r.GetRetain() {
 		s += ", retain"
 	}

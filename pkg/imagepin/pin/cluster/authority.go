@@ -23,6 +23,8 @@ type Claimer interface {
 	Owner(ctx context.Context, pod policy.Pod) (*policy.Owner, error)
 	// KnownOwner is Owner without a request. ok is false if it is not known whether the pod has an owner.
 	KnownOwner(pod policy.Pod) (_ *policy.Owner, ok bool)
+	// PullPolicies returns the pull policies that a pod has for an image.
+	PullPolicies(ctx context.Context, pod policy.Pod, image string) ([]string, error)
 	// Lookup returns the digest that the cluster has for an image of the pod's owner, or "". copied reports that the node has
 	// a copy of the ImagePin. Then Lookup returns "" only if the ImagePin was certainly deleted.
 	Lookup(ctx context.Context, pod policy.Pod, image string, copied bool) (digest.Digest, error)

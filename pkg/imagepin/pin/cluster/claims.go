@@ -23,6 +23,8 @@ import (
 type API interface {
 	// OwnerOf returns the owner of a pod, or nil if the pod has none. It fails with ErrNotFound if there is no such pod.
 	OwnerOf(ctx context.Context, pod kube.Pod) (*kube.Owner, error)
+	// ImagesOf returns the images of a pod, with their pull policies. It fails as OwnerOf does.
+	ImagesOf(ctx context.Context, pod kube.Pod) ([]kube.PodImage, error)
 	// Find returns the ImagePin of an owner and an image, or nil if there is none. If cached is true, it can miss an
 	// ImagePin that was just created.
 	Find(ctx context.Context, owner kube.Owner, image string, cached bool) (*kube.Pin, error)

@@ -28,13 +28,14 @@ var (
 
 // fakeAPI is an API server with one owner. It counts requests, and answers after a delay.
 type fakeAPI struct {
-	mu    sync.Mutex
-	pin   digest.Digest
-	owner *kube.Owner
-	err   error
-	delay time.Duration
-	asked map[string]int
-	stale bool // its cache has no pin
+	mu     sync.Mutex
+	pin    digest.Digest
+	owner  *kube.Owner
+	err    error
+	delay  time.Duration
+	asked  map[string]int
+	images []kube.PodImage
+	stale  bool // its cache has no pin
 }
 
 func newFakeAPI() *fakeAPI {
@@ -60,6 +61,10 @@ func (a *fakeAPI) OwnerOf(ctx context.Context, _ kube.Pod) (*kube.Owner, error) 
 		return nil, err
 	}
 	return a.owner, nil
+}
+
+func (a *fakeAPI) ImagesOf(ctx context.Context, _ kube.Pod) ([]kube.PodImage, error) {
+	return a.images, a.answer(ctx, "images")
 }
 
 func (a *fakeAPI) Find(ctx context.Context, _ kube.Owner, _ string, cached bool) (*kube.Pin, error) {

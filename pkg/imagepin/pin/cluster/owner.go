@@ -5,15 +5,13 @@ import (
 
 	"github.com/containerd/log"
 
-	"github.com/imagepin/imagepin/internal/upstream"
 	"github.com/imagepin/imagepin/pkg/imagepin/pin"
 	"github.com/imagepin/imagepin/pkg/imagepin/policy"
 )
 
 // mayHaveOwner reports whether the API server can know the owner of a pod.
 func mayHaveOwner(pod policy.Pod) bool {
-	source, ok := pod.Annotations[upstream.SourceAnnotation]
-	return pod.Namespace != "" && pod.Name != "" && pod.UID != "" && (!ok || source == upstream.SourceAPI)
+	return pod.Namespace != "" && pod.Name != "" && pod.UID != "" && !pod.Static()
 }
 
 // LearnOwner asks the API server for the owner of a pod whose images may be pinned in the cluster, so that later calls for

@@ -78,7 +78,11 @@ func (s *session) pod(ctx context.Context, pod Pod) (*metav1.PartialObjectMetada
 			return meta, nil
 		}
 	}
-	return nil, &imagepin.Error{
+	return nil, unknownPod(pod)
+}
+
+func unknownPod(pod Pod) error {
+	return &imagepin.Error{
 		Reason: imagepin.UnknownPod, Class: errdefs.ErrNotFound,
 		Message: fmt.Sprintf("the API server has no pod %s with UID %s", pod, pod.UID),
 		Hint:    "The pod was deleted, or it was created without the Kubernetes API.",

@@ -30,6 +30,7 @@ func newCodecs() serializer.CodecFactory {
 	utilruntime.Must(v1alpha1.AddToScheme(scheme))
 	utilruntime.Must(metav1.AddMetaToScheme(scheme))
 	metav1.AddToGroupVersion(scheme, schema.GroupVersion{Version: "v1"}) // Status
+	scheme.AddKnownTypeWithName(schema.GroupVersionKind{Version: "v1", Kind: "Pod"}, &podSpec{})
 	scheme.AddKnownTypeWithName(authentication.WithKind("SelfSubjectReview"), &selfSubjectReview{})
 	return serializer.NewCodecFactory(scheme)
 }
