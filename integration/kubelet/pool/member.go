@@ -21,6 +21,7 @@ type Member struct {
 	Link *cluster.Link
 	// Certificate is the file with imagepin's credential.
 	Certificate string
+	options     cluster.KubeletOptions
 }
 
 // members is the number of nodes that were created. Each has a name of its own.
@@ -63,7 +64,7 @@ func newMember(c *cluster.Cluster, sandboxImage string, i int, opts Options) (_ 
 	return m, err
 }
 
-func (m *Member) start(ctx context.Context, c *cluster.Cluster, pool string, opts Options) error {
+func (m *Member) start(ctx context.Context, c *cluster.Cluster, pool string, i int, opts Options) error {
 	if err := m.Start(ctx); err != nil {
 		return err
 	}
@@ -71,16 +72,30 @@ func (m *Member) start(ctx context.Context, c *cluster.Cluster, pool string, opt
 	if _, err := c.WriteNodeKubeconfig(kubeconfig, m.Name, ""); err != nil {
 		return err
 	}
-	kubelet := cluster.KubeletOptions{Kubeconfig: kubeconfig, Labels: Label + "=" + pool, Config: map[string]any{}}
+	m.options = cluster.KubeletOptions{Kubeconfig: kubeconfig, Labels: Label + "=" + pool, Config: map[string]any{}}
 	if opts.StaticPods {
 		if err := os.Mkdir(m.StaticPods(), 0o755); err != nil {
 			return err
 		}
-		kubelet.Config["staticPodPath"] = m.StaticPods()
+		m.options.Config["staticPodPath"] = m.StaticPods()
+	}
+	if opts.Kubelet != nil {
+		opts.Kubelet(i, m.options.Config)
 	}
 	var err error
-	m.Kubelet, err = c.StartKubelet(ctx, m.Name, m.Node, kubelet)
+	m.Kubelet, err = c.StartKubelet(ctx, m.Name, m.Node, m.options)
 	return err
+}
+
+// RestartAll kills the node's containerd, with imagepin serve if there is one, stops kubelet, and starts all again.
+func (m *Member) RestartAll(ctx context.Context) error {
+	if err := errors.Join(m.Kubelet.Stop(), m.Kill9()); err != nil {
+		return err
+	}
+	if err := m.Start(ctx); err != nil {
+		return err
+	}
+	return m.Kubelet.Start(ctx, m.options)
 }
 
 // StaticPods is the directory of the manifests of static pods.

@@ -32,6 +32,8 @@ type Options struct {
 	Env []string
 	// Edit changes the options of a node, which is the ith of the pool. It can be nil.
 	Edit func(i int, o *node.Options)
+	// Kubelet changes the configuration of the kubelet of the ith node. It can be nil.
+	Kubelet func(i int, config map[string]any)
 }
 
 // Pool is a number of nodes, and the registry with their sandbox image.
@@ -69,7 +71,7 @@ func Start(ctx context.Context, c *cluster.Cluster, name string, opts Options) (
 	errs := make([]error, len(p.Members))
 	var started sync.WaitGroup
 	for i, m := range p.Members {
-		started.Go(func() { errs[i] = m.start(ctx, c, name, opts) })
+		started.Go(func() { errs[i] = m.start(ctx, c, name, i, opts) })
 	}
 	started.Wait()
 	return p, errors.Join(errs...)

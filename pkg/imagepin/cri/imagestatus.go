@@ -106,15 +106,15 @@ func (s *imageCalls) entryForCaller(ctx context.Context, name, ref string, c cal
 // entryForNewRevision returns the entry of a reference for a pod whose revision has no pin, and whose tag has to be resolved first. ok is
 // false if kubelet has to pull. e is the entry that the node has.
 func (s *imageCalls) entryForNewRevision(ctx context.Context, ref string, c caller, e imagepin.Entry) (_ imagepin.Entry, ok bool, _ error) {
-	root, ok, err := s.rootWithoutPull(ctx, ref, c.pod, e)
-	if err != nil || !ok {
+	now, err := s.rootWithoutPull(ctx, ref, c.pod, e)
+	if err != nil || now.root == "" {
 		return imagepin.Entry{}, false, err
 	}
 	named, err := reference.ParseNamed(e.Ref)
 	if err != nil {
 		return imagepin.Entry{}, false, err
 	}
-	all := decide.OfDigest(s.Store, named, root)
+	all := decide.OfDigest(s.Store, named, now.root)
 	if i := slices.IndexFunc(all, func(e imagepin.Entry) bool { return e.Target == c.runtime.Target }); i >= 0 {
 		return all[i], true, nil
 	}

@@ -20,41 +20,62 @@ import (
 // registry has resolved it. The container says nothing about the digest of its revision.
 const unresolved = imagepin.LabelPrefix + "unresolved"
 
+// running is the digest that a pod has for a reference. The zero value means that it has none.
+type running struct {
+	root digest.Digest
+	// resolved reports that the digest may become the pin of the revision.
+	resolved bool
+}
+
 // rootWithoutPull returns the digest that a pod of a new revision runs although its tag is not resolved: that which a container of the
-// pod has, or the image on the node if it was imported, or if kubelet must not pull it. ok is false if the tag has to be resolved. e is
-// the image on the node.
+// pod has, or the image on the node if it was imported, or if kubelet must not pull it. It returns none if the tag has to be resolved. e
+// is the image on the node.
 //
-// kubelet asks for all images of a pod again whenever one of its containers starts. A pod does not change its build by a crash.
-func (s *base) rootWithoutPull(ctx context.Context, ref string, pod policy.Pod, e imagepin.Entry) (_ digest.Digest, ok bool, _ error) {
-	if root, ok, err := s.podRuns(ctx, ref, pod); err != nil || ok {
-		return root, ok, err
+// kubelet asks for an image whenever one of the pod's containers starts. A pod does not change its build by a crash.
+func (s *base) rootWithoutPull(ctx context.Context, ref string, pod policy.Pod, e imagepin.Entry) (running, error) {
+	if now, err := s.podRuns(ctx, ref, pod); err != nil || now.root != "" {
+		return now, err
 	}
 	if e.Source == imagepin.SourceImported || s.Decider.NeverPulls(ctx, ref, pod) {
-		return e.Root.Digest, true, nil
+		return running{e.Root.Digest, true}, nil
 	}
-	return "", false, nil
+	return running{}, nil
 }
 
 // podRuns returns the digest that a container of a pod, in any state, has for a normalized reference. Of several, the container that was
-// created last decides.
-func (s *base) podRuns(ctx context.Context, ref string, pod policy.Pod) (_ digest.Digest, ok bool, _ error) {
+// created last decides. One whose tag was not resolved does not count, except for the image volume of a running container: kubelet asks
+// for it at each sync of the pod.
+func (s *base) podRuns(ctx context.Context, ref string, pod policy.Pod) (running, error) {
 	containers, err := s.containersOf(ctx, pod)
 	if err != nil {
-		return "", false, err
+		return running{}, err
 	}
 	slices.SortFunc(containers, func(a, b *runtime.Container) int { return cmp.Compare(b.GetCreatedAt(), a.GetCreatedAt()) })
 	for _, c := range containers {
-		specs, err := s.imageVolumes(ctx, c.GetId())
-		if err != nil {
-			return "", false, err
-		}
-		for _, spec := range append(specs, withID(c)) {
+		if spec := withID(c); isResolved(spec) {
 			if root := s.rootOf(spec, ref); root != "" {
-				return root, true, nil
+				return running{root, true}, nil
+			}
+		}
+		volumes, err := s.imageVolumes(ctx, c.GetId())
+		if err != nil {
+			return running{}, err
+		}
+		for _, spec := range volumes {
+			if !isResolved(spec) && c.GetState() != runtime.ContainerState_CONTAINER_RUNNING {
+				continue
+			}
+			if root := s.rootOf(spec, ref); root != "" {
+				return running{root, isResolved(spec)}, nil
 			}
 		}
 	}
-	return "", false, nil
+	return running{}, nil
+}
+
+func isResolved(spec *runtime.ImageSpec) bool {
+	_, without := spec.GetAnnotations()[unresolved]
+	return !without
 }
 
 // containersOf returns the containers of all sandboxes of a pod, as upstream has them.
@@ -92,9 +113,9 @@ func withID(c *runtime.Container) *runtime.ImageSpec {
 	return spec
 }
 
-// rootOf returns the digest of an image of a container, if its name is a normalized reference that was resolved. It returns "" if not.
+// rootOf returns the digest of an image of a container, if its name is a normalized reference. It returns "" if not.
 func (s *base) rootOf(spec *runtime.ImageSpec, ref string) digest.Digest {
-	if _, without := spec.GetAnnotations()[unresolved]; without || normalized(spec.GetUserSpecifiedImage()) != ref {
+	if normalized(spec.GetUserSpecifiedImage()) != ref {
 		return ""
 	}
 	named, err := reference.ParseNamed(ref)
@@ -119,8 +140,8 @@ func (s *containers) runsWithoutPin(ctx context.Context, w containerImage, pod p
 	if !w.New {
 		return false, nil
 	}
-	root, ok, err := s.rootWithoutPull(ctx, w.Ref.String(), pod, w.entry)
-	if err != nil || ok && root == w.Root.Digest {
+	now, err := s.rootWithoutPull(ctx, w.Ref.String(), pod, w.entry)
+	if err != nil || now.resolved && now.root == w.Root.Digest {
 		return false, err
 	}
 	log.G(ctx).WithFields(log.Fields{"ref": w.Ref.String(), "digest": w.Root.Digest, "scope": string(w.Scope)}).

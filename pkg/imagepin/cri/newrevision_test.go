@@ -111,13 +111,21 @@ func TestImageStatusOfRunningPod(t *testing.T) {
 	p.expectStatus("an image that is not on the node", specOf(b), nil)
 	tool := versionOf("tool", "")
 	u.containers = append(u.containers, &runtime.Container{
-		Id: "c", PodSandboxId: "sandbox-c", Image: &runtime.ImageSpec{Image: tool.id.String(), UserSpecifiedImage: "registry.example/tool:v1"},
+		Id: "c", PodSandboxId: "sandbox-c", State: runtime.ContainerState_CONTAINER_RUNNING, Image: &runtime.ImageSpec{Image: tool.id.String(), UserSpecifiedImage: "registry.example/tool:v1"},
 	})
 	u.volumes["c"] = &runtime.ImageSpec{Image: v1.id.String(), UserSpecifiedImage: pinnedTag}
 	p.expectStatus("an image volume", specOf(c), &v1)
-	root, ok, err := p.podRuns(p.ctx(), pinnedTag, policy.Pod{})
-	if root != "" || ok || err != nil {
-		t.Errorf("no pod: got %q, %t, %v", root, ok, err)
+	u.volumes["c"].Annotations = map[string]string{unresolved: "true"}
+	p.expectStatus("an image volume of a running container whose tag was not resolved", specOf(c), &v1)
+	now, err := p.podRuns(p.ctx(), pinnedTag, policy.Pod{UID: "uid-c"})
+	if now != (running{v1.root.Digest, false}) || err != nil {
+		t.Errorf("it may not be pinned: got %+v, %v", now, err)
+	}
+	u.containers[len(u.containers)-1].State = runtime.ContainerState_CONTAINER_EXITED
+	p.expectStatus("and of one that is not running", specOf(c), nil)
+	now, err = p.podRuns(p.ctx(), pinnedTag, policy.Pod{})
+	if now != (running{}) || err != nil {
+		t.Errorf("no pod: got %+v, %v", now, err)
 	}
 }
 

@@ -55,8 +55,11 @@ func (s *imageCalls) pull(ctx context.Context, r *runtime.PullImageRequest) (_ i
 	pulled, err := s.Puller.Pull(bandwidth.ForPod(s.namespaced(ctx)), pull.Request{
 		Ref: name, Runtime: c.runtime, Credential: credential(r.GetAuth()), Pod: pod,
 		Running: func(ctx context.Context) (digest.Digest, error) {
-			root, _, err := s.podRuns(ctx, normalized(name), pod)
-			return root, err
+			now, err := s.podRuns(ctx, normalized(name), pod)
+			if !now.resolved {
+				return "", err
+			}
+			return now.root, err
 		},
 	})
 	return pulled.Entry, target, err

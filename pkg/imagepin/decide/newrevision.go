@@ -8,6 +8,7 @@ import (
 	"github.com/distribution/reference"
 	"k8s.io/utils/lru"
 
+	"github.com/imagepin/imagepin/pkg/imagepin"
 	"github.com/imagepin/imagepin/pkg/imagepin/pin"
 	"github.com/imagepin/imagepin/pkg/imagepin/policy"
 	"github.com/imagepin/imagepin/pkg/imagepin/resolve"
@@ -24,6 +25,17 @@ func isNew(rule policy.Rule, a pin.Answer) bool {
 // it. It is true if the Kubernetes API, which knows that, does not answer, and false if the node does not use it.
 func (d *Decider) NeverPulls(ctx context.Context, ref string, pod policy.Pod) bool {
 	return d.cluster().NeverPulls(ctx, ref, pod)
+}
+
+// ofRevisions returns the images of the revisions that have pinned the tag of a request in the namespace of its pod. The tag on the node
+// can be older: a pull for the pin of another node does not move it.
+func (d *Decider) ofRevisions(q Request) (all []imagepin.Entry) {
+	for _, held := range d.pins.Scopes(q.Ref.String()) {
+		if held.Scope.Namespace() == q.Policy.Scope.Namespace() {
+			all = append(all, OfDigest(d.images, q.Ref, held.Root.Digest)...)
+		}
+	}
+	return all
 }
 
 // decideRunning decides for a tag of a new revision that a container of the pod runs already: the pod keeps its build. The rule may be

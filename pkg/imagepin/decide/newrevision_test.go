@@ -3,6 +3,7 @@ package decide
 import (
 	"context"
 	"net/http"
+	"slices"
 	"testing"
 	"time"
 
@@ -112,6 +113,22 @@ func TestNewRevisionWithoutAnAnswer(t *testing.T) {
 	e.registry.status.Store(0)
 	e.wantPull(t, webPod("web-1-c"), "new")
 	e.wantPull(t, webPod("web-1-a"), "new")
+}
+
+// TestNewRevisionRunsTheBuildBefore runs the newest image of a revision in the namespace, which the tag on the node can be older than.
+func TestNewRevisionRunsTheBuildBefore(t *testing.T) {
+	for scope, want := range map[policy.Scope]string{
+		policy.WorkloadScope("shop", "revision", "1"): "new", policy.WorkloadScope("other", "revision", "1"): "old",
+	} {
+		e := newResolving(t)
+		e.put(t, "new", ownTarget, imagepin.SourcePull, &resolve.Credential{}, 2)
+		e.images.entries = slices.DeleteFunc(e.images.entries, func(entry imagepin.Entry) bool { // its tag
+			return entry.Ref == e.ref.String() && version(entry.Root.Digest) == "new"
+		})
+		e.make(t, scope, "new", pin.ByUse, false)
+		e.registry.status.Store(http.StatusServiceUnavailable)
+		e.wantPull(t, webPod("web-2-a"), want)
+	}
 }
 
 // TestNewRevisionThatRuns keeps the digest of a container of the pod, which the caller must be allowed to use.
