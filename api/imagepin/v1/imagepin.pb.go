@@ -850,6 +850,7 @@ type Rule struct {
 	AllowPodOverride   bool                   `protobuf:"varint,5,opt,name=allow_pod_override,json=allowPodOverride,proto3" json:"allow_pod_override,omitempty"`
 	Locked             string                 `protobuf:"bytes,6,opt,name=locked,proto3" json:"locked,omitempty"`                              // off, warn, strict
 	NewRevision        string                 `protobuf:"bytes,7,opt,name=new_revision,json=newRevision,proto3" json:"new_revision,omitempty"` // node, resolve
+	ResolveAt          string                 `protobuf:"bytes,9,opt,name=resolve_at,json=resolveAt,proto3" json:"resolve_at,omitempty"`       // hosts, origin
 	unknownFields      protoimpl.UnknownFields
 	sizeCache          protoimpl.SizeCache
 }
@@ -929,6 +930,13 @@ func (x *Rule) GetLocked() string {
 func (x *Rule) GetNewRevision() string {
 	if x != nil {
 		return x.NewRevision
+	}
+	return ""
+}
+
+func (x *Rule) GetResolveAt() string {
+	if x != nil {
+		return x.ResolveAt
 	}
 	return ""
 }
@@ -6120,7 +6128,7 @@ const file_imagepin_v1_imagepin_proto_rawDesc = "" +
 	"\x03ref\x18\x01 \x01(\tR\x03ref\x12$\n" +
 	"\x04keys\x18\x02 \x03(\v2\x10.imagepin.v1.KeyR\x04keys\x12$\n" +
 	"\x04pins\x18\x03 \x03(\v2\x10.imagepin.v1.PinR\x04pins\x12%\n" +
-	"\x04rule\x18\x04 \x01(\v2\x11.imagepin.v1.RuleR\x04rule\"\xf3\x01\n" +
+	"\x04rule\x18\x04 \x01(\v2\x11.imagepin.v1.RuleR\x04rule\"\x92\x02\n" +
 	"\x04Rule\x12\x14\n" +
 	"\x05match\x18\x01 \x01(\tR\x05match\x12#\n" +
 	"\rpull_behavior\x18\x02 \x01(\tR\fpullBehavior\x12/\n" +
@@ -6128,7 +6136,9 @@ const file_imagepin_v1_imagepin_proto_rawDesc = "" +
 	"\x06retain\x18\x04 \x01(\bR\x06retain\x12,\n" +
 	"\x12allow_pod_override\x18\x05 \x01(\bR\x10allowPodOverride\x12\x16\n" +
 	"\x06locked\x18\x06 \x01(\tR\x06locked\x12!\n" +
-	"\fnew_revision\x18\a \x01(\tR\vnewRevision\"\x8b\x01\n" +
+	"\fnew_revision\x18\a \x01(\tR\vnewRevision\x12\x1d\n" +
+	"\n" +
+	"resolve_at\x18\t \x01(\tR\tresolveAt\"\x8b\x01\n" +
 	"\x0eResolveRequest\x12\x10\n" +
 	"\x03ref\x18\x01 \x01(\tR\x03ref\x12\x18\n" +
 	"\ahandler\x18\x02 \x01(\tR\ahandler\x127\n" +

@@ -81,6 +81,9 @@ type Config struct {
 	// NewRevision is what the first container of a revision runs if the node has an image of its tag: "node" or "resolve".
 	NewRevision string `toml:"new_revision"`
 
+	// ResolveAt is which hosts of a registry resolve tags: "hosts" with the capability resolve, or only the "origin".
+	ResolveAt string `toml:"resolve_at"`
+
 	// LocksDirectory has locks, and BundlesDirectory bundles, that are applied at the start. An empty path means none.
 	LocksDirectory   string `toml:"locks_directory"`
 	BundlesDirectory string `toml:"bundles_directory"`
@@ -99,6 +102,7 @@ type RuleConfig struct {
 	Retain             *bool    `toml:"retain,omitempty"`
 	Locked             string   `toml:"locked,omitempty"`
 	NewRevision        string   `toml:"new_revision,omitempty"`
+	ResolveAt          string   `toml:"resolve_at,omitempty"`
 	// AllowPodOverride lets pods override behavior and consistency with the annotations io.imagepin.pull-behavior and
 	// io.imagepin.version-consistency.
 	AllowPodOverride bool `toml:"allow_pod_override,omitempty"`
@@ -133,6 +137,7 @@ func DefaultConfig() Config {
 		Sync:                 true,
 		Locked:               string(policy.LockedOff),
 		NewRevision:          string(policy.FromNode),
+		ResolveAt:            string(policy.ResolveAtHosts),
 		LocksDirectory:       defaultLocksDirectory,
 		BundlesDirectory:     defaultBundlesDirectory,
 		Handlers:             map[string]HandlerConfig{},
@@ -305,14 +310,14 @@ func absolute(dir string) error {
 func (c Config) policy() (*policy.Policy, error) {
 	defaults := policy.Rule{
 		Behavior: policy.Behavior(c.PullBehavior), Consistency: policy.Consistency(c.VersionConsistency), Retain: c.Retain,
-		Locked: policy.Locked(c.Locked), NewRevision: policy.NewRevision(c.NewRevision),
+		Locked: policy.Locked(c.Locked), NewRevision: policy.NewRevision(c.NewRevision), ResolveAt: policy.ResolveAt(c.ResolveAt),
 	}
 	_, err := policy.New(defaults, nil, c.WorkloadLabels)
 	var errs []error
 	if err != nil {
 		errs = append(errs, policyError(err))
 		defaults.Behavior, defaults.Consistency, defaults.Locked = policy.Default, policy.Off, policy.LockedOff
-		defaults.NewRevision = policy.FromNode
+		defaults.NewRevision, defaults.ResolveAt = policy.FromNode, policy.ResolveAtHosts
 	}
 	var rules []policy.Rule
 	for i, r := range c.Rules {
@@ -337,7 +342,7 @@ func (c Config) rule(number int, r RuleConfig) (rules []policy.Rule) {
 	rule := policy.Rule{
 		Number: number, Behavior: policy.Behavior(r.PullBehavior), Consistency: policy.Consistency(r.VersionConsistency),
 		Retain: c.Retain, AllowPodOverride: r.AllowPodOverride, Locked: policy.Locked(r.Locked),
-		NewRevision: policy.NewRevision(r.NewRevision),
+		NewRevision: policy.NewRevision(r.NewRevision), ResolveAt: policy.ResolveAt(r.ResolveAt),
 	}
 	if r.Retain != nil {
 		rule.Retain = *r.Retain

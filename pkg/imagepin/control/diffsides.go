@@ -136,7 +136,7 @@ func (s *Server) unpinnedSides(ctx context.Context, c comparison, r *api.DiffReq
 	if c.from.digest != "" && r.GetDigest() != "" {
 		return c, nil
 	}
-	resolved, err := s.config.Registry.Resolve(ctx, c.ref, Credential(r.GetCredential()))
+	resolved, err := s.config.Decider.Resolve(ctx, c.ref, Credential(r.GetCredential()))
 	if err != nil {
 		return c, err
 	}

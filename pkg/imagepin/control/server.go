@@ -92,6 +92,8 @@ type Pins interface {
 // Decider decides which digest a reference resolves to. [decide.Decider] implements it.
 type Decider interface {
 	Rule(ref string) policy.Rule
+	// Resolve resolves a reference at the registry.
+	Resolve(ctx context.Context, ref reference.Named, c resolve.Credential) (resolve.Resolved, error)
 	Preview(ctx context.Context, q decide.Request, scope policy.Scope) (decide.Verdict, policy.Rule, error)
 	SetPin(ctx context.Context, s decide.SetPin) (held pin.Pin, previous digest.Digest, _ error)
 	UndoPin(ctx context.Context, ref reference.Named, scope policy.Scope, c resolve.Credential) (held pin.Pin, previous digest.Digest, _ error)

@@ -94,6 +94,10 @@ type decider struct{ set *decide.SetPin }
 
 func (d *decider) Rule(ref string) policy.Rule { return policy.Rule{Match: ref} }
 
+func (d *decider) Resolve(context.Context, reference.Named, resolve.Credential) (resolve.Resolved, error) {
+	return resolve.Resolved{}, errors.New("not used")
+}
+
 func (d *decider) Preview(context.Context, decide.Request, policy.Scope) (decide.Verdict, policy.Rule, error) {
 	return decide.Verdict{}, policy.Rule{}, errors.New("not used")
 }

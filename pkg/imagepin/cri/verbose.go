@@ -68,6 +68,7 @@ type verboseRule struct {
 	Retain             bool   `json:"retain"`
 	AllowPodOverride   bool   `json:"allowPodOverride"`
 	NewRevision        string `json:"newRevision"`
+	ResolveAt          string `json:"resolveAt"`
 }
 
 // verbosePin is the pin of a key's reference in one scope. Its digest can differ from the key's.
@@ -100,5 +101,6 @@ func ruleOf(r policy.Rule) verboseRule {
 	return verboseRule{
 		Match: r.Match, PullBehavior: string(r.Behavior), VersionConsistency: string(r.Consistency),
 		Retain: r.Retain, AllowPodOverride: r.AllowPodOverride, NewRevision: string(r.NewRevision),
+		ResolveAt: string(r.ResolveAt),
 	}
 }

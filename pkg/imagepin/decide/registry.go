@@ -1,6 +1,7 @@
 package decide
 
 import (
+	"cmp"
 	"context"
 
 	"github.com/distribution/reference"
@@ -16,13 +17,15 @@ import (
 type Registry interface {
 	// Resolve resolves a tag or a digest.
 	Resolve(ctx context.Context, ref reference.Named, c resolve.Credential) (resolve.Resolved, error)
+	// ResolveAtOrigin resolves a tag at the origin of its registry only.
+	ResolveAtOrigin(ctx context.Context, ref reference.Named, c resolve.Credential) (resolve.Resolved, error)
 	// Authorize checks whether a credential may pull a digest.
 	Authorize(ctx context.Context, ref reference.Canonical, c resolve.Credential) (resolve.Resolved, error)
 }
 
 // resolve resolves a reference at the registry.
 func (d *Decider) resolve(ctx context.Context, q Request, ref reference.Named, why string) (Verdict, error) {
-	r, err := d.registry.Resolve(ctx, ref, q.Credential)
+	r, err := d.resolveAt(ctx, ref, q.Credential, cmp.Or(q.Policy.ResolveAt, d.policy().Rule(ref.String()).ResolveAt))
 	return d.answer(q, r, err, why)
 }
 
@@ -35,6 +38,18 @@ func (d *Decider) resolveTag(ctx context.Context, q Request, pinned *pin.Pin, lo
 		}
 	}
 	return d.resolve(ctx, q, q.Ref, why)
+}
+
+// Resolve resolves a reference at the registry hosts that its rule selects. It fails as [resolve.Resolver.Resolve] does.
+func (d *Decider) Resolve(ctx context.Context, ref reference.Named, c resolve.Credential) (resolve.Resolved, error) {
+	return d.resolveAt(ctx, ref, c, d.policy().Rule(ref.String()).ResolveAt)
+}
+
+func (d *Decider) resolveAt(ctx context.Context, ref reference.Named, c resolve.Credential, at policy.ResolveAt) (resolve.Resolved, error) {
+	if _, digested := ref.(reference.Digested); !digested && at == policy.ResolveAtOrigin {
+		return d.registry.ResolveAtOrigin(ctx, ref, c)
+	}
+	return d.registry.Resolve(ctx, ref, c)
 }
 
 // authorize returns the verdict for an image on the node. If the caller's credential has no proof, the registry must

@@ -19,6 +19,11 @@ func (r registry) Resolve(ctx context.Context, ref reference.Named, c resolve.Cr
 	return r.now().Resolve(ctx, ref, c)
 }
 
+// ResolveAtOrigin implements [decide.Registry].
+func (r registry) ResolveAtOrigin(ctx context.Context, ref reference.Named, c resolve.Credential) (resolve.Resolved, error) {
+	return r.now().ResolveAtOrigin(ctx, ref, c)
+}
+
 // Authorize implements [decide.Registry].
 func (r registry) Authorize(ctx context.Context, ref reference.Canonical, c resolve.Credential) (resolve.Resolved, error) {
 	return r.now().Authorize(ctx, ref, c)

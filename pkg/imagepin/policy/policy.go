@@ -68,6 +68,7 @@ type Rule struct {
 	AllowPodOverride bool
 	Locked           Locked
 	NewRevision      NewRevision
+	ResolveAt        ResolveAt
 
 	glob *Glob
 }
@@ -85,6 +86,7 @@ func New(defaults Rule, rules []Rule, workloadLabels []string) (*Policy, error) 
 	defaults.Match = ""
 	defaults.Locked = cmp.Or(defaults.Locked, LockedOff)
 	defaults.NewRevision = cmp.Or(defaults.NewRevision, FromNode)
+	defaults.ResolveAt = cmp.Or(defaults.ResolveAt, ResolveAtHosts)
 	p := &Policy{defaults: defaults, labels: slices.Clone(workloadLabels)}
 	if err := p.check(defaults); err != nil {
 		return nil, err
@@ -95,6 +97,7 @@ func New(defaults Rule, rules []Rule, workloadLabels []string) (*Policy, error) 
 		r.Consistency = cmp.Or(r.Consistency, defaults.Consistency)
 		r.Locked = cmp.Or(r.Locked, defaults.Locked)
 		r.NewRevision = cmp.Or(r.NewRevision, defaults.NewRevision)
+		r.ResolveAt = cmp.Or(r.ResolveAt, defaults.ResolveAt)
 		if err := p.check(r); err != nil {
 			err.Rule = r.Number
 			return nil, err
@@ -115,6 +118,7 @@ func (p *Policy) check(r Rule) *Error {
 		oneOf("pull_behavior", r.Behavior, Default, Always, Once, PreferCached),
 		oneOf("version_consistency", r.Consistency, Off, Node, Workload),
 		oneOf("locked", r.Locked, LockedOff, LockedWarn, LockedStrict),
+		oneOf("resolve_at", r.ResolveAt, ResolveAtHosts, ResolveAtOrigin),
 	); err != nil {
 		return err
 	}

@@ -28,7 +28,7 @@ func TestFirstRuleWinsAndInherits(t *testing.T) {
 		"quay.io/team/app:1":          {Behavior: Default, Consistency: Off, Locked: LockedOff, NewRevision: FromNode},
 	} {
 		got := p.Rule(ref)
-		got.glob, got.Number = nil, 0
+		got.glob, got.Number, got.ResolveAt = nil, 0, ""
 		if got != want {
 			t.Errorf("%s: got %+v, want %+v", ref, got, want)
 		}

@@ -90,8 +90,8 @@ func notAnImageError(ref reference.Named, root ocispec.Descriptor) error {
 	}
 }
 
-// resolveError classifies an error of containerd's resolver.
-func (s *Session) resolveError(err error) error {
+// resolveError classifies an error of containerd's resolver for a request to these hosts.
+func (s *Session) resolveError(err error, asked askedHosts) error {
 	e := &imagepin.Error{
 		Reason: imagepin.CannotPullImageManifest, Ref: s.ref.String(), Err: RedactError(err),
 		Class: errdefs.ErrUnavailable,
@@ -118,7 +118,7 @@ func (s *Session) resolveError(err error) error {
 	case errdefs.IsNotFound(err) && s.traffic.answered() == "":
 		e.Class = errdefs.ErrFailedPrecondition
 		e.Message = "no configured host may be used for this request"
-		e.Hint = "Add the capabilities \"pull\" and \"resolve\" to a host in the registry's hosts.toml."
+		e.Hint = asked.incapableHint()
 	case errors.Is(err, docker.ErrInvalidAuthorization):
 		e.Reason, e.Class = imagepin.PullAccessDenied, errdefs.ErrUnauthenticated
 		e.Hint = "Check the image pull secret of the pod, and that the credential may read this repository."

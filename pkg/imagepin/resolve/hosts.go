@@ -96,7 +96,7 @@ func (e *configError) Error() string {
 func (e *configError) Unwrap() error { return e.err }
 
 func (h *hosts) read(ctx context.Context, registry string) ([]docker.RegistryHost, error) {
-	if len(h.config.ConfigPath) == 0 && len(h.config.Mirrors) > 0 {
+	if h.useMirrors() {
 		return h.mirrors(registry)
 	}
 	var transports []*http.Transport
@@ -109,6 +109,9 @@ func (h *hosts) read(ctx context.Context, registry string) ([]docker.RegistryHos
 	h.adjust(len(found), transports...)
 	return found, err
 }
+
+// useMirrors reports whether the older configuration of mirrors applies.
+func (h *hosts) useMirrors() bool { return len(h.config.ConfigPath) == 0 && len(h.config.Mirrors) > 0 }
 
 // adjust gives each of n hosts an equal share of the time for resolving. containerd's own limit of 30s would make a
 // longer manifest_pull_timeout ineffective. The full time for each host would let a host that hangs use up the time of

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"time"
 
-	"github.com/containerd/containerd/v2/core/remotes"
 	"github.com/containerd/containerd/v2/pkg/tracing"
 	"github.com/containerd/errdefs"
 
@@ -40,11 +39,11 @@ type noObserver struct{}
 func (noObserver) Resolved(Result, time.Duration) {}
 
 // observed is resolve with metrics and tracing. Concurrent identical lookups count once.
-func (r *Resolver) observed(ctx context.Context, s *Session, resolver remotes.Resolver) (Resolved, error) {
+func (r *Resolver) observed(ctx context.Context, s *Session, asked askedHosts) (Resolved, error) {
 	sctx, span := tracing.StartSpan(ctx, "imagepin.resolve", tracing.WithAttribute("image.ref", s.ref.String()))
 	defer span.End()
 	start := time.Now()
-	found, err := r.resolve(sctx, s, resolver)
+	found, err := r.resolve(sctx, s, asked)
 	r.config.Observer.Resolved(resultOf(ctx, err), time.Since(start))
 	span.SetStatus(err)
 	if err == nil {

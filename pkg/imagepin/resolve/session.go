@@ -79,8 +79,8 @@ type Session struct {
 	ref     reference.Named
 	hosts   func() ([]docker.RegistryHost, error)
 	traffic *traffic
-	// resolver uses all hosts. trusted uses only hosts with the capability resolve.
-	resolver, trusted remotes.Resolver
+	// resolver uses all hosts, trusted only hosts with the capability resolve, and origin only the origin.
+	resolver, trusted, origin remotes.Resolver
 	// resolverOf returns another resolver, for selected hosts.
 	resolverOf func(func([]docker.RegistryHost) []docker.RegistryHost) remotes.Resolver
 	large      largeBlobs
@@ -133,6 +133,9 @@ func (r *Resolver) Session(ref reference.Named, c Credential) *Session {
 		ref: ref, hosts: hosts, traffic: t, resolver: resolver(hosts), large: r.large, origins: &r.origins, resolverOf: resolverOf,
 		trusted: resolverOf(func(all []docker.RegistryHost) []docker.RegistryHost {
 			return slices.DeleteFunc(all, func(h docker.RegistryHost) bool { return !h.Capabilities.Has(docker.HostCapabilityResolve) })
+		}),
+		origin: resolverOf(func(all []docker.RegistryHost) []docker.RegistryHost {
+			return r.hosts.origin(reference.Domain(ref), all)
 		}),
 	}
 }
@@ -232,32 +235,25 @@ func nodeCredentials(auths map[string]Credential) Credential {
 // cannot be reached or answers 429 or 5xx; ErrInvalidArgument; ErrFailedPrecondition if no host may be used, or the
 // manifest is too large; or ErrNotImplemented for a manifest of schema 1.
 func (r *Resolver) Resolve(ctx context.Context, ref reference.Named, c Credential) (Resolved, error) {
-	return r.ask(ctx, ref, c, false)
+	return r.ask(ctx, ref, c, allHosts)
 }
 
 // Authorize checks whether c may pull the digest in ref. It asks only hosts with the capability resolve. Its session
 // fetches from all hosts. It fails as [Resolver.Resolve] does.
 func (r *Resolver) Authorize(ctx context.Context, ref reference.Canonical, c Credential) (Resolved, error) {
-	return r.ask(ctx, ref, c, true)
+	return r.ask(ctx, ref, c, trustedHosts)
 }
 
-// ask resolves ref with all hosts of the registry, or only with those that have the capability resolve.
-func (r *Resolver) ask(ctx context.Context, ref reference.Named, c Credential, trusted bool) (Resolved, error) {
-	key := fmt.Sprintf("%s\x00%t\x00%s", ref, trusted, r.config.Prover.Identity(c))
-	return r.resolves.Do(ctx, key, func(ctx context.Context) (Resolved, error) {
-		s := r.Session(ref, c)
-		resolver := s.resolver
-		if trusted {
-			resolver = s.trusted
-		}
-		return r.observed(ctx, s, resolver)
-	})
+// ask resolves ref at some hosts of the registry.
+func (r *Resolver) ask(ctx context.Context, ref reference.Named, c Credential, asked askedHosts) (Resolved, error) {
+	key := fmt.Sprintf("%s\x00%d\x00%s", ref, asked, r.config.Prover.Identity(c))
+	return r.resolves.Do(ctx, key, func(ctx context.Context) (Resolved, error) { return r.observed(ctx, r.Session(ref, c), asked) })
 }
 
-func (r *Resolver) resolve(ctx context.Context, s *Session, resolver remotes.Resolver) (Resolved, error) {
+func (r *Resolver) resolve(ctx context.Context, s *Session, asked askedHosts) (Resolved, error) {
 	ctx, cancel := context.WithTimeoutCause(withRedactedLog(ctx), r.config.Timeout, errTimeout)
 	defer cancel()
-	root, host, err := s.root(ctx, resolver)
+	root, host, err := s.root(ctx, s.resolverFor(asked))
 	if err != nil {
 		if denied := s.denied(err, ""); denied != nil {
 			return Resolved{}, denied
@@ -268,7 +264,7 @@ func (r *Resolver) resolve(ctx context.Context, s *Session, resolver remotes.Res
 		if ctx.Err() != nil {
 			return Resolved{}, context.Cause(ctx)
 		}
-		return Resolved{}, s.resolveError(err)
+		return Resolved{}, s.resolveError(err, asked)
 	}
 	if isSchema1(root.MediaType) {
 		return Resolved{}, schema1Error(s.ref, fmt.Errorf("media type %q is not supported since containerd 2.0", root.MediaType))

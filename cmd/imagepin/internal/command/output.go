@@ -183,6 +183,9 @@ func ruleText(r *api.Rule) string {
 	if r.GetAllowPodOverride() {
 		s += ", allow_pod_override"
 	}
+	if r.GetResolveAt() == "origin" {
+		s += ", resolve_at origin"
+	}
 	return s
 }
 
