@@ -25,6 +25,10 @@ func TestKustomizations(t *testing.T) {
 	}{
 		{"../../../contrib/kubernetes", append([]string{"DaemonSet/kube-system/imagepin-serve", "DaemonSet/kube-system/imagepin-remove"}, cluster...), false},
 		{"../../../contrib/kubernetes/cluster", cluster, true},
+		{"../../../contrib/kubernetes/follow", []string{
+			"ServiceAccount/kube-system/imagepin-follow", "ClusterRole//imagepin-follow", "ClusterRoleBinding//imagepin-follow",
+			"CronJob/kube-system/imagepin-follow",
+		}, true},
 		{"../../../contrib/kubernetes/monitoring", []string{
 			"ConfigMap/monitoring/imagepin-dashboard", "PrometheusRule/monitoring/imagepin", "ScrapeConfig/monitoring/imagepin",
 		}, true},

@@ -13,6 +13,7 @@ import (
 	scrape "github.com/prometheus-operator/prometheus-operator/pkg/apis/monitoring/v1alpha1"
 	admission "k8s.io/api/admissionregistration/v1"
 	apps "k8s.io/api/apps/v1"
+	batch "k8s.io/api/batch/v1"
 	core "k8s.io/api/core/v1"
 	flowcontrol "k8s.io/api/flowcontrol/v1"
 	rbac "k8s.io/api/rbac/v1"
@@ -55,8 +56,8 @@ func TestManifests(t *testing.T) {
 func strict(t *testing.T) runtime.Decoder {
 	scheme := runtime.NewScheme()
 	for _, add := range []func(*runtime.Scheme) error{
-		admission.AddToScheme, apiextensions.AddToScheme, apps.AddToScheme, core.AddToScheme, flowcontrol.AddToScheme,
-		monitoring.AddToScheme, rbac.AddToScheme, scrape.AddToScheme,
+		admission.AddToScheme, apiextensions.AddToScheme, apps.AddToScheme, batch.AddToScheme, core.AddToScheme,
+		flowcontrol.AddToScheme, monitoring.AddToScheme, rbac.AddToScheme, scrape.AddToScheme,
 	} {
 		if err := add(scheme); err != nil {
 			t.Fatal(err)

@@ -51,9 +51,14 @@ func (e *env) object(namespace, defaultResource, arg string) (object, error) {
 	if len(infos) != 1 {
 		return object{}, fmt.Errorf("%q names %d objects", arg, len(infos))
 	}
-	u, ok := infos[0].Object.(*unstructured.Unstructured)
+	u, err := asUnstructured(infos[0])
+	return object{u, infos[0].Mapping}, err
+}
+
+func asUnstructured(info *resource.Info) (*unstructured.Unstructured, error) {
+	u, ok := info.Object.(*unstructured.Unstructured)
 	if !ok {
-		return object{}, fmt.Errorf("%s: unexpected object %T", infos[0].ObjectName(), infos[0].Object)
+		return nil, fmt.Errorf("%s: unexpected object %T", info.ObjectName(), info.Object)
 	}
-	return object{u, infos[0].Mapping}, nil
+	return u, nil
 }

@@ -20,14 +20,15 @@ import (
 // refreshOptions are the flags of the command refresh.
 type refreshOptions struct {
 	*change
-	restart  bool
-	resolver registry.Resolver
+	restart                  bool
+	annotated, allNamespaces bool
+	resolver                 registry.Resolver
 }
 
 func (e *env) refresh() *cobra.Command {
 	o := &refreshOptions{}
 	cmd := &cobra.Command{
-		Use:   "refresh (NAME | KIND/NAME)...",
+		Use:   "refresh (NAME | KIND/NAME)... | --annotated",
 		Short: "Move ImagePins to the current digest of their tags",
 		Long: templates.LongDesc(`
 			Move ImagePins to the current digest of their tags.
@@ -42,6 +43,10 @@ func (e *env) refresh() *cobra.Command {
 			the digests of the old one. The containers need the pull policy Always: with another one, a new revision can run the
 			image that its node has.
 
+			With --annotated, it refreshes all Deployments, StatefulSets and DaemonSets whose own annotation
+			imagepin.io/follow-tags is "true". With --restart too, it skips workloads that it cannot compare yet, and those that
+			were restarted for the same digest before or rolled back from it: they restart when the tag moves again.
+
 			It resolves tags with the credentials of your Docker configuration. If you have no access to the registry,
 			use "kubectl imagepin rm": then the node that creates the next container resolves the tag.`),
 		Example: templates.Examples(`
@@ -51,16 +56,24 @@ func (e *env) refresh() *cobra.Command {
 			# Restart a Deployment if one of its tags has moved
 			kubectl imagepin refresh deployment/web --restart
 
+			# Restart the workloads that follow their tags, in all namespaces
+			kubectl imagepin refresh --annotated --restart --all-namespaces
+
 			# Show what would change
 			kubectl imagepin refresh deployment/web --dry-run=client`),
-		Args:              someArgs(1, -1, "NAME or KIND/NAME"),
+		Args:              o.arguments,
 		ValidArgsFunction: e.completePins,
 	}
 	e.newChange(cmd, func(ctx context.Context, c *change, args []string) error {
 		o.change = c
+		if o.annotated {
+			return o.runAnnotated(ctx)
+		}
 		return o.run(ctx, args)
 	})
 	cmd.Flags().BoolVar(&o.restart, "restart", false, "Move no ImagePins; restart the rollout if a digest has changed.")
+	cmd.Flags().BoolVar(&o.annotated, "annotated", false, "Refresh all Deployments, StatefulSets and DaemonSets with the annotation "+followTags+": \"true\".")
+	cmd.Flags().BoolVarP(&o.allNamespaces, "all-namespaces", "A", false, "With --annotated, refresh workloads of all namespaces.")
 	addInsecureRegistry(cmd, &o.resolver)
 	return cmd
 }
@@ -130,11 +143,15 @@ func restartable(t *target) error {
 	if err := canRestart(t.object); err != nil {
 		return err
 	}
-	t.pins = slices.DeleteFunc(t.pins, func(p v1alpha1.ImagePin) bool { return !names(t.revision, p.Spec.Image) })
-	if len(t.pins) == 0 {
+	if t.pins = templatePins(t); len(t.pins) == 0 {
 		return fmt.Errorf("%s has no ImagePins to compare: to restart it in any case, use kubectl rollout restart", t.revision)
 	}
 	return pullsAlways(t)
+}
+
+// templatePins returns the ImagePins of a target whose images its pod template names.
+func templatePins(t *target) []v1alpha1.ImagePin {
+	return slices.DeleteFunc(t.pins, func(p v1alpha1.ImagePin) bool { return !names(t.revision, p.Spec.Image) })
 }
 
 // pullsAlways returns an error if a container whose image has an ImagePin does not always pull. A pod of the new revision
@@ -161,15 +178,22 @@ func pullsAlways(t *target) error {
 // restartChanged restarts the rollout of a workload if the digest of a tag has changed. It moves no ImagePins, so that
 // "kubectl rollout undo" returns to the digests of the current revision.
 func (o *refreshOptions) restartChanged(ctx context.Context, t target, digests digests) error {
-	changed := false
+	if !o.reportChanged(t, digests, "") {
+		return o.done(t.object.Unstructured, unchanged)
+	}
+	return o.restartRollout(ctx, t.object, nil)
+}
+
+// unchanged is what is reported for a workload that is not restarted.
+const unchanged = "not restarted, no digest has changed"
+
+// reportChanged prints which digests have changed, each after a prefix. It reports whether there are some.
+func (o *refreshOptions) reportChanged(t target, digests digests, prefix string) (changed bool) {
 	for _, pin := range t.pins {
 		if now := digests[pin.Spec.Image]; now != pin.Spec.Digest {
 			changed = true
-			fmt.Fprintf(o.ErrOut, "%s has changed from %s to %s.\n", pin.Spec.Image, short(pin.Spec.Digest), short(now))
+			fmt.Fprintf(o.ErrOut, "%s%s has changed from %s to %s.\n", prefix, pin.Spec.Image, short(pin.Spec.Digest), short(now))
 		}
 	}
-	if !changed {
-		return o.done(t.object.Unstructured, "not restarted, no digest has changed")
-	}
-	return o.restartRollout(ctx, t.object)
+	return changed
 }

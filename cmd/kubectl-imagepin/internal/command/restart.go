@@ -34,8 +34,8 @@ func canRestart(o object) error {
 	return fmt.Errorf("%s %q cannot be restarted: only deployments, statefulsets and daemonsets can", o.mapping.Resource.GroupResource(), o.GetName())
 }
 
-// restartRollout does what "kubectl rollout restart" does.
-func (c *change) restartRollout(ctx context.Context, o object) error {
+// restartRollout does what "kubectl rollout restart" does. metadata is what it changes in the metadata of the object.
+func (c *change) restartRollout(ctx context.Context, o object, metadata map[string]any) error {
 	restarted := o.Unstructured
 	if send, dryRun := c.onServer(); send {
 		config, err := c.flags.ToRESTConfig()
@@ -46,9 +46,13 @@ func (c *change) restartRollout(ctx context.Context, o object) error {
 		if err != nil {
 			return err
 		}
-		patch, err := json.Marshal(map[string]any{"spec": map[string]any{"template": map[string]any{"metadata": map[string]any{
+		change := map[string]any{"spec": map[string]any{"template": map[string]any{"metadata": map[string]any{
 			"annotations": map[string]any{restartedAt: time.Now().Format(time.RFC3339)},
-		}}}})
+		}}}}
+		if len(metadata) > 0 {
+			change["metadata"] = metadata
+		}
+		patch, err := json.Marshal(change)
 		if err != nil {
 			return err
 		}

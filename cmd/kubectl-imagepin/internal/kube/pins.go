@@ -62,9 +62,14 @@ func (p *Pins) List(ctx context.Context, namespace string, opts metav1.ListOptio
 	}
 }
 
+// All returns the ImagePins of a namespace.
+func (p *Pins) All(ctx context.Context, namespace string) ([]v1alpha1.ImagePin, error) {
+	return p.List(ctx, namespace, metav1.ListOptions{Limit: 500})
+}
+
 // Of lists the ImagePins of a revision.
 func (p *Pins) Of(ctx context.Context, namespace string, owner v1alpha1.Owner) ([]v1alpha1.ImagePin, error) {
-	all, err := p.List(ctx, namespace, metav1.ListOptions{Limit: 500})
+	all, err := p.All(ctx, namespace)
 	return slices.DeleteFunc(all, func(pin v1alpha1.ImagePin) bool { return !pin.Spec.Owner.Same(owner) }), err
 }
 
