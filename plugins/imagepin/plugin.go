@@ -20,6 +20,7 @@ import (
 	"github.com/containerd/containerd/v2/defaults"
 	"github.com/containerd/containerd/v2/pkg/gc"
 	"github.com/containerd/containerd/v2/pkg/imageverifier"
+	"github.com/containerd/containerd/v2/pkg/imageverifier/bindir"
 	"github.com/containerd/containerd/v2/plugins"
 	"github.com/containerd/containerd/v2/plugins/services"
 	"github.com/containerd/containerd/v2/version"
@@ -33,6 +34,7 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin/config"
 	"github.com/imagepin/imagepin/pkg/imagepin/download"
 	"github.com/imagepin/imagepin/pkg/imagepin/node"
+	"github.com/imagepin/imagepin/pkg/imagepin/verifier"
 )
 
 const (
@@ -108,7 +110,7 @@ func newNode(ic *plugin.InitContext) (*node.Node, error) {
 	if err != nil {
 		return nil, err
 	}
-	verifiers, err := verifiers(ic)
+	verifiers, err := imageVerifiers(ic)
 	if err != nil {
 		return nil, err
 	}
@@ -173,9 +175,9 @@ func parts(ic *plugin.InitContext) (all node.Parts, _ error) {
 	return all, nil
 }
 
-// verifiers returns containerd's image verifier plugins. It fails if one failed to load, because its checks must not be
+// imageVerifiers returns containerd's image verifier plugins. It fails if one failed to load, because its checks must not be
 // skipped.
-func verifiers(ic *plugin.InitContext) (map[string]imageverifier.ImageVerifier, error) {
+func imageVerifiers(ic *plugin.InitContext) (map[string]imageverifier.ImageVerifier, error) {
 	loaded, err := ic.GetByType(plugins.ImageVerifierPlugin)
 	if errors.Is(err, plugin.ErrPluginNotFound) {
 		return nil, nil
@@ -186,6 +188,9 @@ func verifiers(ic *plugin.InitContext) (map[string]imageverifier.ImageVerifier, 
 	all := make(map[string]imageverifier.ImageVerifier, len(loaded))
 	for name, v := range loaded {
 		all[name] = v.(imageverifier.ImageVerifier)
+		if c, ok := ic.Plugins().Get(plugins.ImageVerifierPlugin, name).Config.(*bindir.Config); ok {
+			all[name] = verifier.NewBinDir(all[name], *c)
+		}
 	}
 	return all, nil
 }

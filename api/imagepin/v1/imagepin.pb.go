@@ -851,6 +851,7 @@ type Rule struct {
 	Locked             string                 `protobuf:"bytes,6,opt,name=locked,proto3" json:"locked,omitempty"`                              // off, warn, strict
 	NewRevision        string                 `protobuf:"bytes,7,opt,name=new_revision,json=newRevision,proto3" json:"new_revision,omitempty"` // node, resolve
 	ResolveAt          string                 `protobuf:"bytes,9,opt,name=resolve_at,json=resolveAt,proto3" json:"resolve_at,omitempty"`       // hosts, origin
+	Verify             string                 `protobuf:"bytes,8,opt,name=verify,proto3" json:"verify,omitempty"`                              // pull, run
 	unknownFields      protoimpl.UnknownFields
 	sizeCache          protoimpl.SizeCache
 }
@@ -937,6 +938,13 @@ func (x *Rule) GetNewRevision() string {
 func (x *Rule) GetResolveAt() string {
 	if x != nil {
 		return x.ResolveAt
+	}
+	return ""
+}
+
+func (x *Rule) GetVerify() string {
+	if x != nil {
+		return x.Verify
 	}
 	return ""
 }
@@ -6128,7 +6136,7 @@ const file_imagepin_v1_imagepin_proto_rawDesc = "" +
 	"\x03ref\x18\x01 \x01(\tR\x03ref\x12$\n" +
 	"\x04keys\x18\x02 \x03(\v2\x10.imagepin.v1.KeyR\x04keys\x12$\n" +
 	"\x04pins\x18\x03 \x03(\v2\x10.imagepin.v1.PinR\x04pins\x12%\n" +
-	"\x04rule\x18\x04 \x01(\v2\x11.imagepin.v1.RuleR\x04rule\"\x92\x02\n" +
+	"\x04rule\x18\x04 \x01(\v2\x11.imagepin.v1.RuleR\x04rule\"\xaa\x02\n" +
 	"\x04Rule\x12\x14\n" +
 	"\x05match\x18\x01 \x01(\tR\x05match\x12#\n" +
 	"\rpull_behavior\x18\x02 \x01(\tR\fpullBehavior\x12/\n" +
@@ -6138,7 +6146,8 @@ const file_imagepin_v1_imagepin_proto_rawDesc = "" +
 	"\x06locked\x18\x06 \x01(\tR\x06locked\x12!\n" +
 	"\fnew_revision\x18\a \x01(\tR\vnewRevision\x12\x1d\n" +
 	"\n" +
-	"resolve_at\x18\t \x01(\tR\tresolveAt\"\x8b\x01\n" +
+	"resolve_at\x18\t \x01(\tR\tresolveAt\x12\x16\n" +
+	"\x06verify\x18\b \x01(\tR\x06verify\"\x8b\x01\n" +
 	"\x0eResolveRequest\x12\x10\n" +
 	"\x03ref\x18\x01 \x01(\tR\x03ref\x12\x18\n" +
 	"\ahandler\x18\x02 \x01(\tR\ahandler\x127\n" +

@@ -83,6 +83,8 @@ type Config struct {
 
 	// ResolveAt is which hosts of a registry resolve tags: "hosts" with the capability resolve, or only the "origin".
 	ResolveAt string `toml:"resolve_at"`
+	// Verify is when the image verifier plugins are called: "pull", or "run" for pulls and for each container that is created.
+	Verify string `toml:"verify"`
 
 	// LocksDirectory has locks, and BundlesDirectory bundles, that are applied at the start. An empty path means none.
 	LocksDirectory   string `toml:"locks_directory"`
@@ -103,6 +105,7 @@ type RuleConfig struct {
 	Locked             string   `toml:"locked,omitempty"`
 	NewRevision        string   `toml:"new_revision,omitempty"`
 	ResolveAt          string   `toml:"resolve_at,omitempty"`
+	Verify             string   `toml:"verify,omitempty"`
 	// AllowPodOverride lets pods override behavior and consistency with the annotations io.imagepin.pull-behavior and
 	// io.imagepin.version-consistency.
 	AllowPodOverride bool `toml:"allow_pod_override,omitempty"`
@@ -138,6 +141,7 @@ func DefaultConfig() Config {
 		Locked:               string(policy.LockedOff),
 		NewRevision:          string(policy.FromNode),
 		ResolveAt:            string(policy.ResolveAtHosts),
+		Verify:               string(policy.VerifyPull),
 		LocksDirectory:       defaultLocksDirectory,
 		BundlesDirectory:     defaultBundlesDirectory,
 		Handlers:             map[string]HandlerConfig{},
@@ -311,13 +315,14 @@ func (c Config) policy() (*policy.Policy, error) {
 	defaults := policy.Rule{
 		Behavior: policy.Behavior(c.PullBehavior), Consistency: policy.Consistency(c.VersionConsistency), Retain: c.Retain,
 		Locked: policy.Locked(c.Locked), NewRevision: policy.NewRevision(c.NewRevision), ResolveAt: policy.ResolveAt(c.ResolveAt),
+		Verify: policy.Verify(c.Verify),
 	}
 	_, err := policy.New(defaults, nil, c.WorkloadLabels)
 	var errs []error
 	if err != nil {
 		errs = append(errs, policyError(err))
 		defaults.Behavior, defaults.Consistency, defaults.Locked = policy.Default, policy.Off, policy.LockedOff
-		defaults.NewRevision, defaults.ResolveAt = policy.FromNode, policy.ResolveAtHosts
+		defaults.NewRevision, defaults.ResolveAt, defaults.Verify = policy.FromNode, policy.ResolveAtHosts, policy.VerifyPull
 	}
 	var rules []policy.Rule
 	for i, r := range c.Rules {
@@ -343,6 +348,7 @@ func (c Config) rule(number int, r RuleConfig) (rules []policy.Rule) {
 		Number: number, Behavior: policy.Behavior(r.PullBehavior), Consistency: policy.Consistency(r.VersionConsistency),
 		Retain: c.Retain, AllowPodOverride: r.AllowPodOverride, Locked: policy.Locked(r.Locked),
 		NewRevision: policy.NewRevision(r.NewRevision), ResolveAt: policy.ResolveAt(r.ResolveAt),
+		Verify: policy.Verify(r.Verify),
 	}
 	if r.Retain != nil {
 		rule.Retain = *r.Retain

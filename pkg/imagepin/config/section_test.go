@@ -106,6 +106,8 @@ func TestSection(t *testing.T) {
 		"locked = 'yes'":                               `locked "yes": must be one of "off", "warn", "strict"`,
 		"locked = true":                                "locked",
 		"[[rules]]\nmatch = ['**']\nlocked = 'Strict'": `rules[1].locked "Strict": must be one of`,
+		"verify = 'always'":                            `verify "always": must be one of "pull", "run"`,
+		"[[rules]]\nmatch = ['**']\nverify = true":     "verify",
 		"locks_directory = 'locks.d'":                  `locks_directory: "locks.d" is not an absolute path`,
 		"bundles_directory = './bundles'":              `bundles_directory: "./bundles" is not an absolute path`,
 		"lock_directory = '/locks'":                    `unknown key "lock_directory" (did you mean "locks_directory"?)`,

@@ -92,7 +92,7 @@ func rule(r policy.Rule) *api.Rule {
 	return &api.Rule{
 		Match: r.Match, PullBehavior: string(r.Behavior), VersionConsistency: string(r.Consistency),
 		Retain: r.Retain, AllowPodOverride: r.AllowPodOverride, Locked: string(r.Locked),
-		NewRevision: string(r.NewRevision), ResolveAt: string(r.ResolveAt),
+		NewRevision: string(r.NewRevision), ResolveAt: string(r.ResolveAt), Verify: string(r.Verify),
 	}
 }
 

@@ -8,7 +8,6 @@ import (
 	"slices"
 
 	"github.com/containerd/errdefs"
-	"github.com/containerd/log"
 	"github.com/distribution/reference"
 	"github.com/opencontainers/go-digest"
 	"google.golang.org/protobuf/proto"
@@ -67,7 +66,10 @@ func (s *containers) readyImages(ctx context.Context, original *runtime.CreateCo
 		if err != nil {
 			return nil, nil, err
 		}
-		if err := s.verifyNewPins(ctx, images, pod); err != nil {
+		if err := s.markUnresolved(ctx, images, pod); err != nil {
+			return nil, nil, err
+		}
+		if err := s.verifyImages(ctx, images, rt.Target); err != nil {
 			return nil, nil, err
 		}
 		if release, err = s.useContainerImages(ctx, r, images, rt); err != nil {
@@ -112,36 +114,6 @@ func (s *containers) useContainerImages(ctx context.Context, r *runtime.CreateCo
 		}
 		return entries, nil
 	})
-}
-
-// verifyNewPins calls the image verifiers for the images that the container would pin, as a pull does before it makes a
-// pin. An image that they do not accept is used without a pin, as with stock containerd, which verifies pulls only. With
-// the pin, every later pull in its scope would fail, whatever the tag resolves to. It fails if the verifiers cannot be
-// called.
-func (s *containers) verifyNewPins(ctx context.Context, images []containerImage, pod policy.Pod) (err error) {
-	for i, w := range images {
-		if w.Scope == "" || w.Pin != nil {
-			continue
-		}
-		if images[i].unresolved, err = s.runsWithoutPin(ctx, w, pod); err != nil {
-			return err
-		}
-		if images[i].unresolved {
-			continue
-		}
-		err := s.Puller.Verify(s.namespaced(ctx), w.Ref, w.Root)
-		var refused *imagepin.Error
-		switch {
-		case err == nil:
-			images[i].Verified = true
-		case ctx.Err() != nil || !errors.As(err, &refused) || refused.Reason != imagepin.ImageVerificationFailed:
-			return err
-		default:
-			log.G(ctx).WithError(err).WithFields(log.Fields{"ref": w.Ref.String(), "digest": w.Root.Digest, "scope": string(w.Scope)}).
-				Warn("image verifiers do not accept the image on the node, it is not pinned")
-		}
-	}
-	return nil
 }
 
 // usedOf returns what a container has to run.

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -29,6 +30,7 @@ type verifyingPuller struct {
 	Puller
 	verify func() error // nil accepts every image
 	asked  []string
+	runs   int // calls of VerifyRun
 	needs  []pull.Need
 	making func(pull.Need) // runs while an image is made ready; may be nil
 }
@@ -39,6 +41,11 @@ func (p *verifyingPuller) Verify(_ context.Context, ref reference.Named, root oc
 		return nil
 	}
 	return p.verify()
+}
+
+func (p *verifyingPuller) VerifyRun(ctx context.Context, ref reference.Named, root ocispec.Descriptor) error {
+	p.runs++
+	return p.Verify(ctx, ref, root)
 }
 
 func (p *verifyingPuller) MakeReady(_ context.Context, n pull.Need) (imagepin.Entry, error) {
@@ -65,13 +72,20 @@ type verifyingNode struct {
 func newVerifyingNode(t *testing.T, consistency policy.Consistency) *verifyingNode {
 	t.Helper()
 	v := &verifyingNode{adoptedNode: newAdoptedNode(t), puller: &verifyingPuller{}}
-	rules, err := policy.New(policy.Rule{Behavior: policy.Default, Consistency: consistency}, nil, []string{"pod-template-hash"})
-	noError(t, err)
 	v.pins = pin.New(pin.Config{Images: v.Images, Namespaces: ctdtest.Namespaces{DB: v.DB}})
 	noError(t, v.pins.Load(t.Context()))
 	v.base.Puller, v.base.Pins = v.puller, v.pins
-	v.base.Decider = decide.New(decide.Config{Policy: ctdtest.Always(rules), Pins: v.pins, Images: v.base.Store.(*store.Store)})
+	v.setRule(t, policy.Rule{Consistency: consistency})
 	return v
+}
+
+// setRule replaces the rules of the node by one.
+func (v *verifyingNode) setRule(t *testing.T, r policy.Rule) {
+	t.Helper()
+	r.Behavior = policy.Default
+	rules, err := policy.New(r, nil, []string{"pod-template-hash"})
+	noError(t, err)
+	v.base.Decider = decide.New(decide.Config{Policy: ctdtest.Always(rules), Pins: v.pins, Images: v.base.Store.(*store.Store)})
 }
 
 // create creates a container as kubelet does: by the image ID, without a pull.
@@ -291,4 +305,59 @@ func TestVerifiersWithoutVerdict(t *testing.T) {
 		t.Errorf("got %v, want %v", err, ended)
 	}
 	v.wantPin(t, "")
+}
+
+// TestRefusedImageDoesNotRun creates containers with a rule that verifies them: from an image that makes a pin, that has one,
+// and that is not pinned. What is refused does not run, and makes no pin.
+func TestRefusedImageDoesNotRun(t *testing.T) {
+	for name, test := range map[string]struct {
+		consistency policy.Consistency
+		pinned      bool
+	}{"not pinned": {policy.Off, false}, "a new pin": {policy.Node, false}, "pinned": {policy.Node, true}} {
+		t.Run(name, func(t *testing.T) {
+			v := newVerifyingNode(t, policy.Off)
+			v.setRule(t, policy.Rule{Consistency: test.consistency, Verify: policy.VerifyRun})
+			if test.pinned {
+				v.movePin(t, v.root())
+			}
+			v.puller.verify = refuse
+			var refused *imagepin.Error
+			if err := v.create(t); !errors.As(err, &refused) || refused.Reason != imagepin.ImageVerificationFailed || !errdefs.IsPermissionDenied(err) {
+				t.Errorf("got %v, want ImageVerificationFailed", err)
+			}
+			if !test.pinned {
+				v.wantPin(t, "")
+			}
+			v.puller.verify = nil
+			noError(t, v.create(t))
+			if test.consistency == policy.Node {
+				v.wantPin(t, v.root())
+			}
+			v.wantAsked(t, 2)
+			if v.puller.runs != 2 {
+				t.Errorf("got %d of these calls for a container, want 2", v.puller.runs)
+			}
+		})
+	}
+}
+
+// TestPinMovesWhileAContainerIsVerified moves the pin while the verifiers are called: they are called for its digest, too.
+func TestPinMovesWhileAContainerIsVerified(t *testing.T) {
+	v := newVerifyingNode(t, policy.Node)
+	v.setRule(t, policy.Rule{Consistency: policy.Node, Verify: policy.VerifyRun})
+	other := digest.FromString("another digest")
+	v.puller.verify = func() error {
+		if len(v.puller.asked) > 1 {
+			return refuse()
+		}
+		v.movePin(t, other)
+		return nil
+	}
+	if err := v.create(t); !errdefs.IsPermissionDenied(err) {
+		t.Errorf("got %v, want that the digest of the pin is refused", err)
+	}
+	want := []string{fmt.Sprint(adoptedTag, " ", v.root()), fmt.Sprint(adoptedTag, " ", other)}
+	if !slices.Equal(v.puller.asked, want) {
+		t.Errorf("called the verifiers with %q, want %q", v.puller.asked, want)
+	}
 }

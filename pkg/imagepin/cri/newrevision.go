@@ -134,6 +134,16 @@ func (s *base) rootOf(spec *runtime.ImageSpec, ref string) digest.Digest {
 	return ""
 }
 
+// markUnresolved marks the images of a container that their pod runs without a pin, see runsWithoutPin.
+func (s *containers) markUnresolved(ctx context.Context, images []containerImage, pod policy.Pod) (err error) {
+	for i, w := range images {
+		if images[i].unresolved, err = s.runsWithoutPin(ctx, w, pod); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // runsWithoutPin reports whether a container runs an image that its pod was given without an answer of the registry to the tag of a new
 // revision. The use makes no pin then, so that the next start asks again.
 func (s *containers) runsWithoutPin(ctx context.Context, w containerImage, pod policy.Pod) (bool, error) {

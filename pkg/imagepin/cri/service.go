@@ -188,6 +188,8 @@ type Puller interface {
 	MakeReady(ctx context.Context, n pull.Need) (imagepin.Entry, error)
 	// Verify calls the image verifiers. It fails with [imagepin.ImageVerificationFailed] if they do not accept an image.
 	Verify(ctx context.Context, ref reference.Named, root ocispec.Descriptor) error
+	// VerifyRun is Verify, without a call for what the same verifiers have accepted before.
+	VerifyRun(ctx context.Context, ref reference.Named, root ocispec.Descriptor) error
 	Shutdown(ctx context.Context) error
 }
 

@@ -42,6 +42,9 @@ type Used struct {
 	New bool
 	// Verified reports that the image verifiers have accepted Ref and Root. Without it, the use makes no pin.
 	Verified bool
+	// VerifyAs is the reference for which the image verifiers have to accept Root before the container is created; nil if the
+	// rules do not ask for it.
+	VerifyAs reference.Named
 
 	pod  policy.Pod
 	lock digest.Digest // the lock of the node that the image was checked against
@@ -51,10 +54,11 @@ type Used struct {
 // has no copy is resolved with the node's own credentials.
 //
 // It fails with [imagepin.NotInLock] (ErrPermissionDenied) if the rules allow only images of the node's lock, with
+// [imagepin.ImageVerificationFailed] (ErrPermissionDenied) if they verify an image that imagepin does not know, with
 // [imagepin.PinOfNewerRelease] (ErrNotImplemented), and as [Decider.Ask] and [Decider.Decide] do.
 func (d *Decider) Use(ctx context.Context, u Use) (Used, error) {
 	if u.Image == nil {
-		return Used{}, d.checkUnknownInLock(ctx, u.Name)
+		return Used{}, cmp.Or(d.checkUnknownInLock(ctx, u.Name), d.checkUnknownVerified(u.Name))
 	}
 	used := Used{Root: u.Root, pod: u.Pod, lock: d.lock.Digest()}
 	if u.Ref != nil {
@@ -70,6 +74,7 @@ func (d *Decider) Use(ctx context.Context, u Use) (Used, error) {
 	if used.Pin != nil {
 		used.Root = used.Pin.Root
 	}
+	used.VerifyAs = d.verifyAs(u, used)
 	ref := used.Ref
 	if ref == nil {
 		ref = u.Image

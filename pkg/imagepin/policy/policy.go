@@ -69,6 +69,7 @@ type Rule struct {
 	Locked           Locked
 	NewRevision      NewRevision
 	ResolveAt        ResolveAt
+	Verify           Verify
 
 	glob *Glob
 }
@@ -87,6 +88,7 @@ func New(defaults Rule, rules []Rule, workloadLabels []string) (*Policy, error) 
 	defaults.Locked = cmp.Or(defaults.Locked, LockedOff)
 	defaults.NewRevision = cmp.Or(defaults.NewRevision, FromNode)
 	defaults.ResolveAt = cmp.Or(defaults.ResolveAt, ResolveAtHosts)
+	defaults.Verify = cmp.Or(defaults.Verify, VerifyPull)
 	p := &Policy{defaults: defaults, labels: slices.Clone(workloadLabels)}
 	if err := p.check(defaults); err != nil {
 		return nil, err
@@ -98,6 +100,7 @@ func New(defaults Rule, rules []Rule, workloadLabels []string) (*Policy, error) 
 		r.Locked = cmp.Or(r.Locked, defaults.Locked)
 		r.NewRevision = cmp.Or(r.NewRevision, defaults.NewRevision)
 		r.ResolveAt = cmp.Or(r.ResolveAt, defaults.ResolveAt)
+		r.Verify = cmp.Or(r.Verify, defaults.Verify)
 		if err := p.check(r); err != nil {
 			err.Rule = r.Number
 			return nil, err
@@ -119,6 +122,7 @@ func (p *Policy) check(r Rule) *Error {
 		oneOf("version_consistency", r.Consistency, Off, Node, Workload),
 		oneOf("locked", r.Locked, LockedOff, LockedWarn, LockedStrict),
 		oneOf("resolve_at", r.ResolveAt, ResolveAtHosts, ResolveAtOrigin),
+		oneOf("verify", r.Verify, VerifyPull, VerifyRun),
 	); err != nil {
 		return err
 	}

@@ -20,12 +20,12 @@ func mustNew(t *testing.T, rules ...Rule) *Policy {
 func TestFirstRuleWinsAndInherits(t *testing.T) {
 	p := mustNew(t,
 		Rule{Match: "docker.io/library/*", Behavior: Always},
-		Rule{Match: "docker.io/**", Consistency: Node, Retain: true, Locked: LockedStrict},
+		Rule{Match: "docker.io/**", Consistency: Node, Retain: true, Locked: LockedStrict, Verify: VerifyRun},
 	)
 	for ref, want := range map[string]Rule{
-		"docker.io/library/busybox:1": {Match: "docker.io/library/*", Behavior: Always, Consistency: Off, Locked: LockedOff, NewRevision: FromNode},
-		"docker.io/team/sub/app:1":    {Match: "docker.io/**", Behavior: Default, Consistency: Node, Retain: true, Locked: LockedStrict, NewRevision: FromNode},
-		"quay.io/team/app:1":          {Behavior: Default, Consistency: Off, Locked: LockedOff, NewRevision: FromNode},
+		"docker.io/library/busybox:1": {Match: "docker.io/library/*", Behavior: Always, Consistency: Off, Locked: LockedOff, Verify: VerifyPull, NewRevision: FromNode},
+		"docker.io/team/sub/app:1":    {Match: "docker.io/**", Behavior: Default, Consistency: Node, Retain: true, Locked: LockedStrict, Verify: VerifyRun, NewRevision: FromNode},
+		"quay.io/team/app:1":          {Behavior: Default, Consistency: Off, Locked: LockedOff, Verify: VerifyPull, NewRevision: FromNode},
 	} {
 		got := p.Rule(ref)
 		got.glob, got.Number, got.ResolveAt = nil, 0, ""

@@ -27,7 +27,7 @@ import (
 // takes as long as a registry wants: a lease holds what is fetched, and what was there is looked at again.
 func (m *Maker) makeOnce(ctx context.Context, j Job) (entry imagepin.Entry, outcome Outcome, _ error) {
 	if !j.verified {
-		if err := verify(ctx, m.config.Settings().Verifiers, j.Ref.String(), j.Root); err != nil {
+		if err := m.verify(ctx, j.Ref, j.Root); err != nil {
 			return entry, "", err
 		}
 	}

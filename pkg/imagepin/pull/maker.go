@@ -21,6 +21,7 @@ type Maker struct {
 	config   Config
 	unpacker *unpacker
 	resumes  *resumes
+	accepted *accepted
 }
 
 // New returns a Maker.
@@ -28,7 +29,7 @@ func New(c Config) *Maker {
 	if c.Clean == nil {
 		c.Clean = func(context.Context) error { return nil }
 	}
-	return &Maker{config: c, unpacker: newUnpacker(c), resumes: newResumes(c)}
+	return &Maker{config: c, unpacker: newUnpacker(c), resumes: newResumes(c), accepted: newAccepted()}
 }
 
 // maxTries is the maximum number of attempts for an image. A new attempt is needed if something that the image needs

@@ -81,7 +81,7 @@ func (p *Puller) Refresh(ctx context.Context, name string, scope policy.Scope, c
 		return Refreshed{}, err
 	}
 	// A pin can move without an image on the node, and then no pull verifies the digest.
-	if err := verify(ctx, p.maker.config.Settings().Verifiers, tag.String(), r.Verdict.Root); err != nil {
+	if err := p.maker.verify(ctx, tag, r.Verdict.Root); err != nil {
 		return Refreshed{}, err
 	}
 	r.Images = slices.DeleteFunc(r.Images, func(e imagepin.Entry) bool {

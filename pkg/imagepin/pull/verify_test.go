@@ -18,6 +18,7 @@ import (
 
 	"github.com/imagepin/imagepin/internal/ctdtest"
 	"github.com/imagepin/imagepin/pkg/imagepin"
+	"github.com/imagepin/imagepin/pkg/imagepin/policy"
 )
 
 type verifierFunc func(name string, desc ocispec.Descriptor) (*imageverifier.Judgement, error)
@@ -40,7 +41,7 @@ func TestVerifyIsMerged(t *testing.T) {
 			<-answer
 			return &imageverifier.Judgement{Reason: "nobody signed it"}, nil
 		})
-		p := NewPuller(nil, &Maker{config: Config{Settings: ctdtest.Always(&Settings{
+		p := NewPuller(nil, &Maker{config: Config{Pins: rulesFor(t, policy.VerifyPull), Settings: ctdtest.Always(&Settings{
 			Verifiers: map[string]imageverifier.ImageVerifier{"blocks": blocks},
 		})}}, nil, nil)
 		var callers sync.WaitGroup

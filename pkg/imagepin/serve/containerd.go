@@ -32,6 +32,7 @@ import (
 	"github.com/imagepin/imagepin/internal/upstream"
 	"github.com/imagepin/imagepin/pkg/imagepin/config"
 	"github.com/imagepin/imagepin/pkg/imagepin/node"
+	"github.com/imagepin/imagepin/pkg/imagepin/verifier"
 )
 
 // containerd is a connection to a containerd, which may stop and start again.
@@ -223,11 +224,11 @@ func (c *containerd) services() node.Containerd {
 }
 
 // imageVerifiers returns the image verifier plugins of a containerd.
-func (s *state) imageVerifiers(verifier bindir.Config) map[string]imageverifier.ImageVerifier {
+func (s *state) imageVerifiers(c bindir.Config) map[string]imageverifier.ImageVerifier {
 	if !slices.Contains(s.verifiers, "bindir") {
 		return nil
 	}
-	return map[string]imageverifier.ImageVerifier{"bindir": bindir.NewImageVerifier(&verifier)}
+	return map[string]imageverifier.ImageVerifier{"bindir": verifier.NewBinDir(bindir.NewImageVerifier(&c), c)}
 }
 
 // isUnavailable reports whether an error means that containerd is not running or not ready.

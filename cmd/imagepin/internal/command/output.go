@@ -186,6 +186,9 @@ func ruleText(r *api.Rule) string {
 	if r.GetResolveAt() == "origin" {
 		s += ", resolve_at origin"
 	}
+	if r.GetVerify() == "run" {
+		s += ", verify run"
+	}
 	return s
 }
 

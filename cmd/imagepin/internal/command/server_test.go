@@ -338,7 +338,7 @@ func clusterPin() *api.Pin {
 }
 
 func appRule() *api.Rule {
-	return &api.Rule{Match: "registry.example.com/shop/*", PullBehavior: "always", VersionConsistency: "node", Retain: true, ResolveAt: "origin"}
+	return &api.Rule{Match: "registry.example.com/shop/*", PullBehavior: "always", VersionConsistency: "node", Retain: true, ResolveAt: "origin", Verify: "run"}
 }
 
 // recorded returns a server of a node with various images, pins and findings.
