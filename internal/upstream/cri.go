@@ -16,6 +16,9 @@ const (
 	UntrustedHandler    = "untrusted"                            // internal/cri/config/config.go: RuntimeUntrusted
 )
 
+// ImageNameAnnotation is on the runtime spec of a container: the name from which a guest pulls the image.
+const ImageNameAnnotation = "io.kubernetes.cri.image-name" // internal/cri/annotations/annotations.go: ImageName
+
 // ImageUser parses the user of an image's configuration: a number is a UID, anything else is a name, and a group is dropped.
 // kubelet runs the container as this user. internal/cri/server/images/image_status.go: getUserFromImage
 func ImageUser(user string) (*runtime.Int64Value, string) {

@@ -22,6 +22,9 @@
 //   - It creates a container from the record of the first name that it knows for the image ID: a tag if there is one.
 //     internal/cri/server/helpers.go: toContainerdImage
 //     createFromImages in pkg/imagepin/cri. TestContainerBeforeTheCRIKnowsATag in integration/pull.
+//   - The name of the image that the runtime of a container gets is UserSpecifiedImage, otherwise the first name that it knows.
+//     internal/cri/server/container_create.go: createContainer
+//     nameForGuest in pkg/imagepin/cri. TestGuestPull in integration/pull.
 //   - A credential is only for its server address. User and password precede the identity token and auth. A pull ends if it has
 //     open requests, and no bytes for image_pull_progress_timeout.
 //     internal/cri/server/images/image_pull.go: ParseAuth and start

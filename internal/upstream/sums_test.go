@@ -9,6 +9,7 @@ var sums = map[string]string{
 	"core/remotes/handlers.go: Fetch":                                        "8d348621ff83",
 	"core/transfer/local/pull.go: pull":                                      "f745fa64423d",
 	"core/unpack/unpacker.go: unpack":                                        "d4257c53e511",
+	"internal/cri/server/container_create.go: createContainer":               "f7f1c9ea3327",
 	"internal/cri/server/events/events.go: Start":                            "2dbee31f83ae",
 	"internal/cri/server/events/events.go: reBackOff":                        "f9a45224adb0",
 	"internal/cri/server/helpers.go: toContainerdImage":                      "217a4754b9a9",

@@ -116,6 +116,10 @@ type HandlerConfig struct {
 	// Isolation is "process" or "hypervisor". It determines which builds of Windows images a handler can run, and has
 	// no meaning on other systems.
 	Isolation string `toml:"isolation"`
+
+	// GuestPull reports that the guest of the handler pulls images itself. Its runtime is given the digest of an image instead
+	// of its tag.
+	GuestPull bool `toml:"guest_pull,omitempty"`
 }
 
 // minManifestPullTimeout prevents a slow registry from being treated as a broken one.
@@ -160,6 +164,8 @@ type Settings struct {
 	Sync bool
 	// Isolation is the isolation of runtime handlers, by name.
 	Isolation map[string]runtimeplatform.Isolation
+	// GuestPull has the runtime handlers whose guests pull images themselves.
+	GuestPull map[string]bool
 	Policy    *policy.Policy
 	// PinTTL is how long an unused pin is kept; with zero it never expires.
 	PinTTL time.Duration
@@ -284,9 +290,13 @@ func (c Config) check() (Settings, error) {
 		LocksDirectory:       c.LocksDirectory,
 		BundlesDirectory:     c.BundlesDirectory,
 		Isolation:            make(map[string]runtimeplatform.Isolation, len(c.Handlers)),
+		GuestPull:            make(map[string]bool),
 	}
 	for name, h := range c.Handlers {
 		s.Isolation[name] = runtimeplatform.Isolation(h.Isolation)
+		if h.GuestPull {
+			s.GuestPull[name] = true
+		}
 	}
 	return s, nil
 }

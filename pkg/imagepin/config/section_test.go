@@ -108,6 +108,7 @@ func TestSection(t *testing.T) {
 		"[[rules]]\nmatch = ['**']\nlocked = 'Strict'": `rules[1].locked "Strict": must be one of`,
 		"verify = 'always'":                            `verify "always": must be one of "pull", "run"`,
 		"[[rules]]\nmatch = ['**']\nverify = true":     "verify",
+		"[handlers.kata]\nguest_pull = 'yes'":          "guest_pull",
 		"locks_directory = 'locks.d'":                  `locks_directory: "locks.d" is not an absolute path`,
 		"bundles_directory = './bundles'":              `bundles_directory: "./bundles" is not an absolute path`,
 		"lock_directory = '/locks'":                    `unknown key "lock_directory" (did you mean "locks_directory"?)`,

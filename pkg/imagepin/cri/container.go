@@ -62,6 +62,7 @@ func (s *containers) readyImages(ctx context.Context, original *runtime.CreateCo
 	pod := podOf(original.GetSandboxConfig())
 	for range maxTries {
 		r = proto.CloneOf(original)
+		dropOwnAnnotations(r)
 		images, err := s.resolveImages(ctx, imageSpecs(r), pod, rt.Target)
 		if err != nil {
 			return nil, nil, err
@@ -77,6 +78,7 @@ func (s *containers) readyImages(ctx context.Context, original *runtime.CreateCo
 		}
 		current, err := s.Decider.Confirm(s.namespaced(ctx), usedOf(images)...)
 		if err == nil && current {
+			s.nameForGuest(r, images, rt.Handler)
 			return r, release, nil
 		}
 		release()

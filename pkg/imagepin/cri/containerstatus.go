@@ -33,7 +33,7 @@ func (s *containers) containerStatus(ctx context.Context, r *runtime.ContainerSt
 			tags = append(tags, e.Ref)
 		}
 	}
-	if requested := normalized(status.GetImage().GetUserSpecifiedImage()); slices.Contains(tags, requested) {
+	if requested := normalized(specifiedBy(status.GetImage())); slices.Contains(tags, requested) {
 		tags = []string{requested}
 	}
 	if len(tags) > 0 && status.Image != nil {

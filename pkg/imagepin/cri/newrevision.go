@@ -105,7 +105,7 @@ func withID(c *runtime.Container) *runtime.ImageSpec {
 	spec := proto.CloneOf(c.GetImage())
 	for _, name := range []string{c.GetImageId(), c.GetImageRef()} {
 		if _, err := digest.Parse(name); err == nil && spec != nil {
-			spec.UserSpecifiedImage = cmp.Or(spec.GetUserSpecifiedImage(), spec.GetImage())
+			spec.UserSpecifiedImage = cmp.Or(specifiedBy(spec), spec.GetImage())
 			spec.Image = name
 			break
 		}
@@ -115,7 +115,7 @@ func withID(c *runtime.Container) *runtime.ImageSpec {
 
 // rootOf returns the digest of an image of a container, if its name is a normalized reference. It returns "" if not.
 func (s *base) rootOf(spec *runtime.ImageSpec, ref string) digest.Digest {
-	if normalized(spec.GetUserSpecifiedImage()) != ref {
+	if normalized(specifiedBy(spec)) != ref {
 		return ""
 	}
 	named, err := reference.ParseNamed(ref)

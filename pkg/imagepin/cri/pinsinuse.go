@@ -34,7 +34,7 @@ func (s *containers) pinsInUse(ctx context.Context) (map[pin.ID]bool, error) {
 	}
 	used := s.pinsOfReadySandboxes(sandboxes.GetItems(), pods)
 	for _, c := range containers.GetContainers() {
-		s.markPins(used, pods[c.GetPodSandboxId()], c.GetImage().GetUserSpecifiedImage(), c.GetImageRef())
+		s.markPins(used, pods[c.GetPodSandboxId()], specifiedBy(c.GetImage()), c.GetImageRef())
 	}
 	if s.allUsed(used) {
 		return used, nil // the image volumes, which cost a call for each container, make no difference

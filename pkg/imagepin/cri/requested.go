@@ -2,6 +2,7 @@ package cri
 
 import (
 	"context"
+	"slices"
 
 	"google.golang.org/grpc"
 	runtime "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -31,17 +32,32 @@ func annotate(spec *runtime.ImageSpec, key, value string) {
 	spec.Annotations[key] = value
 }
 
-// restoreName undoes setImageID and annotate.
+// ownAnnotations are the annotations of images in requests to upstream that callers neither send nor see.
+var ownAnnotations = []string{requestedName, specifiedImage, unresolved}
+
+// dropOwnAnnotations removes them if a caller has sent them: kubelet puts the annotations of the pod on its image volumes.
+func dropOwnAnnotations(r *runtime.CreateContainerRequest) {
+	for _, spec := range imageSpecs(r) {
+		for _, key := range ownAnnotations {
+			delete(spec.Annotations, key)
+		}
+	}
+}
+
+// restoreName undoes setImageID, nameForGuest and annotate.
 func restoreName(spec *runtime.ImageSpec) {
 	all := spec.GetAnnotations() // spec can be nil
-	if len(all) == 0 {
+	if !slices.ContainsFunc(ownAnnotations, func(key string) bool { _, ok := all[key]; return ok }) {
 		return
 	}
+	spec.UserSpecifiedImage = specifiedBy(spec)
 	if name, ok := all[requestedName]; ok {
 		spec.Image, spec.UserSpecifiedImage = name, ""
-		delete(all, requestedName)
 	}
-	if delete(all, unresolved); len(all) == 0 {
+	for _, key := range ownAnnotations {
+		delete(all, key)
+	}
+	if len(all) == 0 {
 		spec.Annotations = nil
 	}
 }

@@ -2,6 +2,7 @@ package cri
 
 import (
 	"encoding/json"
+	"slices"
 	"strings"
 
 	runtime "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -11,7 +12,7 @@ import (
 // writes its request there, as JSON. restoreInfo does not change what it cannot read.
 func restoreInfo(info map[string]string) {
 	const key = "info"
-	if !strings.Contains(info[key], requestedName) && !strings.Contains(info[key], unresolved) {
+	if !slices.ContainsFunc(ownAnnotations, func(annotation string) bool { return strings.Contains(info[key], annotation) }) {
 		return
 	}
 	restored, err := edited([]byte(info[key]), "config", func(config json.RawMessage) (json.RawMessage, error) {

@@ -47,7 +47,7 @@ func (s *containers) running(ctx context.Context) ([]RunningContainer, error) {
 				running.ImageID = found[0].ImageID
 			}
 		}
-		for _, name := range []string{c.GetImage().GetUserSpecifiedImage(), c.GetImage().GetImage()} {
+		for _, name := range []string{specifiedBy(c.GetImage()), c.GetImage().GetImage()} {
 			if _, err := digest.Parse(name); name != "" && err != nil && running.Ref == "" {
 				running.Ref = normalized(name)
 			}

@@ -83,6 +83,8 @@ type Settings struct {
 	SandboxImage string
 	// WithoutSandboxImage has the handlers whose runtime has its own sandbox image (disable_pause_image_pull).
 	WithoutSandboxImage map[string]bool
+	// GuestPull has the handlers whose guests pull images themselves.
+	GuestPull map[string]bool
 	// DiscardLayers reports whether layers are removed after they are unpacked. Error hints mention it.
 	DiscardLayers bool
 	// PinnedImages are the normalized references of pinned_images: containerd retains them.
@@ -102,6 +104,7 @@ type Store interface {
 type Index interface {
 	Get(k imagepin.Key) (imagepin.Entry, bool)
 	ByID(id digest.Digest) []imagepin.Entry
+	ByRoot(root digest.Digest) []imagepin.Entry
 	ByRef(ref string) []imagepin.Entry
 	// HasRef reports whether a normalized reference has entries.
 	HasRef(ref string) bool

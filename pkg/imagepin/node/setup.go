@@ -67,6 +67,9 @@ func (n *Node) activate(s Setup) (*active, error) {
 	if unused := s.Settings.UnusedCluster(); unused != "" {
 		log.L.Warn(unused)
 	}
+	for _, handler := range a.unpackedForGuests() {
+		log.L.Warnf("the guests of runtime handler %s pull images themselves, and its snapshotter unpacks them on the node, too", handler)
+	}
 	progress, err := s.CRI.ProgressTimeout()
 	if err != nil {
 		return nil, err
@@ -95,7 +98,7 @@ func (n *Node) activate(s Setup) (*active, error) {
 	a.cri = &cri.Settings{
 		SnapshotRoot: func(name string) string { return s.Snapshotters[name].Root },
 		StatsPeriod:  time.Duration(s.CRI.Images.StatsCollectPeriod) * time.Second,
-		SandboxImage: s.CRI.SandboxImage(), WithoutSandboxImage: s.CRI.WithoutSandboxImage(), DiscardLayers: s.CRI.Images.DiscardUnpackedLayers,
+		SandboxImage: s.CRI.SandboxImage(), WithoutSandboxImage: s.CRI.WithoutSandboxImage(), GuestPull: s.Settings.GuestPull, DiscardLayers: s.CRI.Images.DiscardUnpackedLayers,
 		PinnedImages: a.pinnedImages,
 	}
 	return a, nil

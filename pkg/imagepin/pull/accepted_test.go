@@ -76,7 +76,7 @@ func TestAccepted(t *testing.T) {
 		"a program that is replaced meanwhile": {first: func(p *Puller, v *program) error {
 			v.running = func() { v.version = "2" }
 			return p.VerifyRun(t.Context(), tag, root)
-		}, again: true},
+		}, change: func(v *program) { v.version = "1" }, again: true},
 		"refused": {first: func(p *Puller, v *program) error { v.refuses = true; return p.VerifyRun(t.Context(), tag, root) }, again: true},
 	} {
 		t.Run(name, func(t *testing.T) {
