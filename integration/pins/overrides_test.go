@@ -1,6 +1,7 @@
 package pins
 
 import (
+	"slices"
 	"strings"
 	"testing"
 
@@ -66,6 +67,82 @@ pull_behavior = "prefer-cached"
 		}
 		if pinned := len(r.Pins(ref)) > 0; pinned != test.pinned {
 			t.Errorf("%s with %v: got pinned %t, want %t", test.repo, test.annotations, pinned, test.pinned)
+		}
+	}
+}
+
+// TestPodOptsImagesOut checks that a pod opts single images out of the pins of its revision, where a rule allows it: their tags move
+// for each pod, and the other images of the pod stay at the digest of the revision.
+func TestPodOptsImagesOut(t *testing.T) {
+	t.Parallel()
+	r := testkit.NewRig(t, node.Options{Extra: `
+[plugins."io.containerd.imagepin.v1.images"]
+version_consistency = "workload"
+[[plugins."io.containerd.imagepin.v1.images".rules]]
+match = ["**/open/**"]
+allow_pod_override = true
+`})
+	for i, test := range []struct {
+		annotation string
+		moves      []string // images that a later pod of the revision gets anew
+		ignored    int      // images for which the log says that the annotation is ignored
+	}{
+		{annotation: "**/proxy:*=off", moves: []string{"open/proxy"}, ignored: 1},
+		{annotation: "off, **/open/app:*=workload", moves: []string{"open/proxy"}, ignored: 1},
+		{annotation: "**/open/app:*=workload, **/open/**=off", moves: []string{"open/proxy"}},
+		{annotation: "workload", ignored: 1}, // as the rules say
+		{annotation: "**/proxy:*=off, proxy=off", ignored: 3},
+	} {
+		revision := "r" + string(rune('a'+i))
+		pod := func(version string) map[string]string {
+			t.Helper()
+			opts := node.PodOptions{
+				Namespace: "shop", Labels: map[string]string{"pod-template-hash": revision}, Annotations: map[string]string{"io.imagepin.version-consistency": test.annotation},
+			}
+			p, err := r.RunPod(r.Ctx, opts)
+			if err != nil {
+				t.Fatal(err)
+			}
+			runs := make(map[string]string)
+			for _, name := range []string{"open/app", "open/proxy", "shut/proxy"} {
+				tag := name + ":" + revision
+				r.Version(tag, version+" "+name)
+				id, err := r.PullWith(r.Ctx, r.Reg.Ref(tag), node.PullOptions{Pod: p})
+				if err != nil {
+					t.Fatal(err)
+				}
+				if _, err := r.CreateContainer(r.Ctx, p, node.ContainerOptions{Image: id, UserImage: r.Reg.Ref(tag)}); err != nil {
+					t.Fatal(err)
+				}
+				runs[name] = id
+			}
+			r.MustRemovePod(p)
+			return runs
+		}
+		offset := r.LogOffset()
+		first := pod("first")
+		var ignored []string
+		for line := range strings.Lines(r.LogsSince(offset)) {
+			const field = ` ref="`
+			if _, rest, ok := strings.Cut(line, field); ok && strings.Contains(line, "ignoring pod annotations that are not allowed or not valid: io.imagepin.version-consistency") {
+				ref, _, _ := strings.Cut(rest, `"`)
+				ignored = append(ignored, ref)
+			}
+		}
+		slices.Sort(ignored)
+		if ignored = slices.Compact(ignored); len(ignored) != test.ignored {
+			t.Errorf("%q: the log says that the annotation is ignored for %q, want %d", test.annotation, ignored, test.ignored)
+		}
+		second := pod("second")
+		for name, id := range first {
+			moves := slices.Contains(test.moves, name)
+			if (second[name] != id) != moves {
+				t.Errorf("%q: %s: the second pod runs %s, the first %s, want it to move: %v", test.annotation, name, second[name], id, moves)
+			}
+			_, pinned := r.Pins(r.Reg.Ref(name + ":" + revision))["workload/shop/pod-template-hash="+revision]
+			if pinned == moves {
+				t.Errorf("%q: %s: got pinned %v", test.annotation, name, pinned)
+			}
 		}
 	}
 }

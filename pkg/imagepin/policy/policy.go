@@ -50,7 +50,8 @@ const (
 	LockedStrict Locked = "strict"
 )
 
-// These pod annotations override the rule of an image, if the rule allows it.
+// These pod annotations override the rule of an image, if the rule allows it. The consistency can be for single images of the pod,
+// see [ParseConsistencies].
 const (
 	BehaviorAnnotation    = "io.imagepin.pull-behavior"
 	ConsistencyAnnotation = "io.imagepin.version-consistency"
@@ -225,9 +226,7 @@ func (p *Policy) Decide(ref string, pod Pod) (d Decision, ignored []string) {
 		d.Rule, ignored = p.overridden(d.Rule, override, BehaviorAnnotation, ignored)
 	}
 	if c, ok := pod.Annotations[ConsistencyAnnotation]; ok {
-		override := d.Rule
-		override.Consistency = Consistency(c)
-		d.Rule, ignored = p.overridden(d.Rule, override, ConsistencyAnnotation, ignored)
+		d.Rule, ignored = p.overrideConsistency(d.Rule, ref, c, ignored)
 	}
 	if !strings.Contains(ref, "@") {
 		d.Scope = p.scope(d.Consistency, pod)
