@@ -196,6 +196,14 @@ func TestFollow(t *testing.T) {
 	web, other := pod("web"), pod("other")
 	r.wantDigest([]core.Pod{web, other}, first)
 	f := newFollower(r)
+	// The namespace is deleted later, and the registry is away by then: a run of another test must not look the tag up.
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+		defer cancel()
+		if err := kube.Do(ctx, "DELETE", r.apps("deployments", "web"), nil, nil); err != nil {
+			t.Error(err)
+		}
+	})
 
 	unchanged := func(when string, web core.Pod) {
 		t.Helper()

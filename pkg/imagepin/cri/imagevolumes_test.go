@@ -81,7 +81,7 @@ func (p *pinnedNode) expirePins() {
 	used, err := (&containers{p.base}).pinsInUse(p.t.Context())
 	noError(p.t, err)
 	inUse := func(id pin.ID) bool { return used[id] }
-	noError(p.t, p.pins.Expire(p.t.Context(), time.Now().Add(time.Hour), inUse))
+	noError(p.t, p.pins.Expire(p.t.Context(), time.Now().Add(time.Hour), inUse, pin.KeepNone))
 }
 
 func (p *pinnedNode) expectPin(what string, id pin.ID, want bool) {

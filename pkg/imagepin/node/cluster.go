@@ -23,6 +23,8 @@ type Cluster interface {
 	Run(ctx context.Context)
 	// Notify reports a change of the node's copy of a pin.
 	Notify(e pin.Event, p pin.Pin, previous digest.Digest)
+	// Keep returns which of the node's unused pins stay, because the cluster has them.
+	Keep(ctx context.Context, unused []pin.Pin) map[pin.ID]bool
 	// Problem returns why the pins of the cluster cannot be used now, or nil.
 	Problem(ctx context.Context) error
 	// Close closes the connections when the running calls have ended. Later calls fail.

@@ -92,7 +92,11 @@ func (s *Service) expirePins(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	return s.node.pins.Expire(ctx, time.Now().Add(-ttl), func(id pin.ID) bool { return used[id] })
+	keep := pin.KeepNone
+	if c := s.node.active.Load().cluster; c != nil {
+		keep = c.Keep
+	}
+	return s.node.pins.Expire(ctx, time.Now().Add(-ttl), func(id pin.ID) bool { return used[id] }, keep)
 }
 
 // state returns the state that the node's metrics report.

@@ -225,7 +225,7 @@ func TestExpireRechecks(t *testing.T) {
 				}
 				return false
 			}
-			if err := e.Expire(e.ctx, time.Now().Add(-30*24*time.Hour), inUse); err != nil {
+			if err := e.Expire(e.ctx, time.Now().Add(-30*24*time.Hour), inUse, KeepNone); err != nil {
 				t.Fatal(err)
 			}
 			if _, ok := e.Get(id); !ok {

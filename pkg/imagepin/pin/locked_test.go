@@ -188,7 +188,7 @@ func TestLockedWithoutCap(t *testing.T) {
 		must(t)(e.MakeForNamespace(e.ctx, "", ID{Scope: policy.NodeScope, Ref: "registry.example/" + name + ":1"}, root(name), ByUse, false))
 	}
 	wantEqual(t, "pins", len(e.List()), 4) // one was evicted for y
-	if err := e.Expire(e.ctx, time.Now().Add(time.Hour), func(ID) bool { return false }); err != nil {
+	if err := e.Expire(e.ctx, time.Now().Add(time.Hour), func(ID) bool { return false }, KeepNone); err != nil {
 		t.Fatal(err)
 	}
 	wantEqual(t, "pins after all have expired", len(e.List()), 3)
@@ -228,7 +228,7 @@ func TestSetLockConcurrently(t *testing.T) {
 				for _, err := range []error{
 					err, e.Touch(e.ctx, lockID), e.RecordDrift(e.ctx, lockID, root("new").Digest), e.RecordDrift(e.ctx, node, root("new").Digest),
 					e.Prove(e.ctx, named(t), root(text).Digest, Proof{MAC: "proof"}), e.Load(e.ctx),
-					e.Expire(e.ctx, time.Now().Add(-time.Hour), func(ID) bool { return false }),
+					e.Expire(e.ctx, time.Now().Add(-time.Hour), func(ID) bool { return false }, KeepNone),
 				} {
 					if err != nil {
 						t.Error(err)

@@ -251,10 +251,10 @@ func (s *Store) Remove(ctx context.Context, id ID) (Pin, error) {
 	return p, err
 }
 
-// Expire removes the pins that were not used since before, unless inUse reports that something on the node uses them.
-// Both are checked again under the mutex of the pin.
-func (s *Store) Expire(ctx context.Context, before time.Time, inUse func(ID) bool) error {
-	unused := func(p Pin) bool { return p.UsedAt.Before(before) && !inUse(p.ID) }
+// Expire removes the pins that were not used since before, unless inUse reports that something on the node uses them. Both are
+// checked again under the mutex of the pin. keep is called without a mutex, and returns which unused pins stay nevertheless.
+func (s *Store) Expire(ctx context.Context, before time.Time, inUse func(ID) bool, keep func(ctx context.Context, unused []Pin) map[ID]bool) error {
+	var unused []Pin
 	for _, p := range s.table.List() {
 		if !p.UsedAt.Before(before) {
 			continue
@@ -265,12 +265,23 @@ func (s *Store) Expire(ctx context.Context, before time.Time, inUse func(ID) boo
 			}
 			continue
 		}
-		if _, _, err := s.removeIf(ctx, p.ID, Expired, unused); err != nil && !errdefs.IsNotFound(err) {
+		unused = append(unused, p)
+	}
+	kept := keep(ctx, unused)
+	still := func(p Pin) bool { return p.UsedAt.Before(before) && !inUse(p.ID) }
+	for _, p := range unused {
+		if kept[p.ID] {
+			continue
+		}
+		if _, _, err := s.removeIf(ctx, p.ID, Expired, still); err != nil && !errdefs.IsNotFound(err) {
 			return err
 		}
 	}
 	return nil
 }
+
+// KeepNone is for [Store.Expire]: all unused pins expire.
+func KeepNone(context.Context, []Pin) map[ID]bool { return nil }
 
 // Unknown returns [imagepin.UnknownPin] (ErrNotFound) for a pin that does not exist.
 func Unknown(id ID) error {

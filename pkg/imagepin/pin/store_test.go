@@ -416,7 +416,7 @@ func TestExpire(t *testing.T) {
 	inUse := map[ID]bool{idOf("used"): true}
 	expire := func() {
 		t.Helper()
-		if err := e.Expire(e.ctx, time.Now().Add(-30*24*time.Hour), func(id ID) bool { return inUse[id] }); err != nil {
+		if err := e.Expire(e.ctx, time.Now().Add(-30*24*time.Hour), func(id ID) bool { return inUse[id] }, KeepNone); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -431,6 +431,40 @@ func TestExpire(t *testing.T) {
 	inUse = nil
 	expire()
 	wantEqual(t, "pins", len(e.List()), 2)
+}
+
+// TestExpireKeeps checks that unused pins stay that the caller keeps, as they are, and that only those are asked for that are not in
+// use.
+func TestExpireKeeps(t *testing.T) {
+	e := newEnv(t, 0)
+	idOf := func(name string) ID { return ID{Scope: policy.NodeScope, Ref: "registry.example/" + name + ":1"} }
+	for _, name := range []string{"kept", "old", "used", "again"} {
+		must(t)(e.MakeForNamespace(e.ctx, "", idOf(name), root(name), ByUse, false))
+		e.age(t, idOf(name), 40*24*time.Hour)
+	}
+	before, _ := e.Get(idOf("kept"))
+	var asked []string
+	keep := func(ctx context.Context, unused []Pin) map[ID]bool {
+		for _, p := range unused {
+			asked = append(asked, p.Ref)
+		}
+		must(t)(e.MakeForNamespace(ctx, "", idOf("again"), root("again"), ByUse, false)) // it is used during the question
+		return map[ID]bool{idOf("kept"): true}
+	}
+	if err := e.Expire(e.ctx, time.Now().Add(-30*24*time.Hour), func(id ID) bool { return id == idOf("used") }, keep); err != nil {
+		t.Fatal(err)
+	}
+	slices.Sort(asked)
+	if want := []string{idOf("again").Ref, idOf("kept").Ref, idOf("old").Ref}; !slices.Equal(asked, want) {
+		t.Errorf("asked for %q, want %q", asked, want)
+	}
+	for name, want := range map[string]bool{"kept": true, "old": false, "used": true, "again": true} {
+		_, ok := e.Get(idOf(name))
+		wantEqual(t, name+" exists", ok, want)
+	}
+	if now, _ := e.Get(idOf("kept")); !now.UsedAt.Equal(before.UsedAt) {
+		t.Errorf("the pin that is kept counts as used at %s, want %s", now.UsedAt, before.UsedAt)
+	}
 }
 
 // TestPinLimit checks the limit on the pins of each Kubernetes namespace and of the node.

@@ -217,6 +217,26 @@ func (c *Claims) Lookup(ctx context.Context, pod policy.Pod, image string, copie
 	})
 }
 
+// Exists reports whether the cluster has the ImagePin of an image for an owner in a namespace. It sends a second request, which is
+// not answered from the cache of the API server, if the first does not find it. Errors are those of [API.Find].
+func (c *Claims) Exists(ctx context.Context, namespace string, owner policy.Owner, image string) (bool, error) {
+	start := time.Now()
+	o := kube.Owner{Owner: apiOwner(owner), Namespace: namespace}
+	p, err := c.config.API.Find(ctx, o, image, true)
+	if err == nil && p == nil {
+		p, err = c.config.API.Find(ctx, o, image, false)
+	}
+	switch {
+	case err != nil:
+		c.failed(policy.Pod{}, err, start)
+	case p == nil:
+		c.config.Observer.Claimed(pin.Missing, time.Since(start))
+	default:
+		c.config.Observer.Claimed(pin.Found, time.Since(start))
+	}
+	return p != nil, err
+}
+
 // Known returns what the ImagePin of an image for the pod's owner, which the pod has, said when it was last read. It sends
 // no request.
 func (c *Claims) Known(pod policy.Pod, image string) (Pinned, bool) {

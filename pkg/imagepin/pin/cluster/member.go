@@ -30,7 +30,8 @@ type Member struct {
 	client   *kube.Client
 	reporter *Reporter
 	settler  settler
-	running  sync.Mutex // held by Run
+	keeper
+	running sync.Mutex // held by Run
 }
 
 // Join returns a member. It makes no connection.
@@ -42,7 +43,10 @@ func Join(s Settings, pins Pins, n Node, rules func() *policy.Policy, o Observer
 	reporter := NewReporter(client, EventDelay)
 	claims := NewClaims(ClaimsConfig{API: client, Observer: o, Reporter: reporter, Recheck: s.Recheck})
 	a := New(Config{Claims: claims, Pins: pins, Node: n, Policy: rules, Strict: s.Strict})
-	return &Member{Authority: a, client: client, reporter: reporter, settler: settler{pins: pins.Provisional, settle: a.Settle}}, nil
+	return &Member{
+		Authority: a, client: client, reporter: reporter,
+		settler: settler{pins: pins.Provisional, settle: a.Settle}, keeper: keeper{exists: claims.Exists},
+	}, nil
 }
 
 // Run claims provisional pins and sends events until ctx ends.
