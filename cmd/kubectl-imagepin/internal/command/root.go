@@ -20,6 +20,8 @@ const (
 	exitDrift = 10
 	// exitIncomplete: an image is not pinned to the digest of the lock.
 	exitIncomplete = 10
+	// exitUnprotected: a digest is gone, or can vanish.
+	exitUnprotected = 10
 )
 
 // env is what all commands share.
@@ -39,7 +41,7 @@ func New(streams genericiooptions.IOStreams) *cobra.Command {
 			Show and change which digests the pods of a revision run.
 
 			An ImagePin pins a tag to a digest for one revision of a workload, on all nodes. Nodes with imagepin create
-			them. "drift" also works in a cluster without imagepin.`),
+			them. "drift" and "protect" also work in a cluster without imagepin.`),
 		Annotations:       map[string]string{cobra.CommandDisplayNameAnnotation: "kubectl imagepin"},
 		SilenceErrors:     true,
 		SilenceUsage:      true,
@@ -55,6 +57,7 @@ func New(streams genericiooptions.IOStreams) *cobra.Command {
 	groups := templates.CommandGroups{
 		{Message: "Commands That Show What Runs:", Commands: []*cobra.Command{e.drift(), e.get(), e.explain()}},
 		{Message: "Commands That Change ImagePins:", Commands: []*cobra.Command{e.refresh(), e.set(), e.seed(), e.rm()}},
+		{Message: "Commands for Registries:", Commands: []*cobra.Command{e.protect()}},
 	}
 	groups.Add(root)
 	root.AddCommand(e.install(), e.version(), options(streams.Out))

@@ -72,6 +72,8 @@ func imageIDs(status *corev1.PodStatus) map[key]string {
 type Running struct {
 	Container
 	ImageID ImageID
+	// Repository is that of the imageID, as the runtime reports it. It is empty for the digest of a configuration.
+	Repository string
 }
 
 // RunningIn returns what the containers of a pod run, as its status reports it. It omits a container whose status has no
@@ -84,8 +86,9 @@ func RunningIn(pod *corev1.Pod) []Running {
 	ids := imageIDs(&pod.Status)
 	var running []Running
 	for _, c := range Containers(&pod.Spec) {
-		if id, ok := ParseImageID(ids[key{c.Type, c.Name}]); ok {
-			running = append(running, Running{c, id})
+		reported := ids[key{c.Type, c.Name}]
+		if id, ok := ParseImageID(reported); ok {
+			running = append(running, Running{Container: c, ImageID: id, Repository: repositoryOf(reported)})
 		}
 	}
 	return running

@@ -49,10 +49,11 @@ func TestContainers(t *testing.T) {
 func TestRunningIn(t *testing.T) {
 	pod := podWithEverything()
 	manifest, config := ImageID{"sha256:" + hex, OfManifest}, ImageID{"sha256:" + hex, OfConfig}
+	id := func(name string) string { return name }
 	want := []Running{
-		{Container{"model", ImageVolume, "model:v1", ""}, manifest}, {Container{"init", InitContainer, "init:v1", ""}, manifest},
-		{Container{"web", RegularContainer, "web:v1", corev1.PullAlways}, manifest}, {Container{"log", RegularContainer, "log:v1", ""}, config},
-		{Container{"debug", EphemeralContainer, "debug:v1", ""}, manifest},
+		{Container{"model", ImageVolume, "model:v1", ""}, manifest, id("model")}, {Container{"init", InitContainer, "init:v1", ""}, manifest, id("init")},
+		{Container{"web", RegularContainer, "web:v1", corev1.PullAlways}, manifest, id("web")}, {Container{"log", RegularContainer, "log:v1", ""}, config, ""},
+		{Container{"debug", EphemeralContainer, "debug:v1", ""}, manifest, id("debug")},
 	}
 	if got := RunningIn(pod); !reflect.DeepEqual(got, want) {
 		t.Errorf("got %+v, want %+v: all but the container without an imageID", got, want)

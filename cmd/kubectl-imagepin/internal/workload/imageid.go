@@ -32,9 +32,7 @@ const (
 // ParseImageID parses the imageID of a container's status: REPOSITORY@DIGEST, or the digest of a configuration with or
 // without its algorithm. Both can have a prefix such as docker-pullable://. It reports false if there is no digest.
 func ParseImageID(s string) (ImageID, bool) {
-	if _, rest, ok := strings.Cut(s, "://"); ok {
-		s = rest
-	}
+	s = withoutScheme(s)
 	of := OfConfig
 	if i := strings.LastIndexByte(s, '@'); i >= 0 {
 		s, of = s[i+1:], OfManifest
@@ -47,4 +45,21 @@ func ParseImageID(s string) (ImageID, bool) {
 		return ImageID{}, false
 	}
 	return ImageID{Digest: d, Of: of}, true
+}
+
+// repositoryOf returns the repository of an imageID that has one, without a tag.
+func repositoryOf(imageID string) string {
+	name, _, ok := strings.Cut(withoutScheme(imageID), "@")
+	if !ok {
+		return ""
+	}
+	return name
+}
+
+// withoutScheme removes a prefix such as docker-pullable://.
+func withoutScheme(imageID string) string {
+	if _, rest, ok := strings.Cut(imageID, "://"); ok {
+		return rest
+	}
+	return imageID
 }
