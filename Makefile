@@ -6,7 +6,7 @@ LDFLAGS      = -s -w -X $(CTD_VERSION).Version=$(CONTAINERD)+imagepin
 GOBUILD      = $(GO) build -ldflags '$(LDFLAGS)'
 OURS         = ./api/... ./cmd/... ./internal/... ./pkg/... ./plugins/... ./version
 MODULES      = . cmd/kubectl-imagepin integration integration/lazy integration/kubelet integration/kubelet/binaries \
-               integration/kubelet/schemas integration/lock/tools integration/bundle/tools packaging integration/packages integration/versions/2.2/plugin \
+               integration/kubelet/registry integration/kubelet/schemas integration/lock/tools integration/bundle/tools packaging integration/packages integration/versions/2.2/plugin \
                integration/versions/2.3/plugin tools
 SKOPEO_TAGS  = containers_image_openpgp,exclude_graphdriver_btrfs
 # The package that takes longest is first, so that nothing waits for it at the end.
@@ -59,7 +59,7 @@ race-binaries: | test-binaries
 
 # The first run compiles for minutes, and keeps the binaries in the user's cache.
 .PHONY: kubernetes-binaries
-kubernetes-binaries: | build ## bin/kubernetes/: kubelet, API server, etcd, kubectl, the controllers and the scheduler
+kubernetes-binaries: | build ## bin/kubernetes/: kubelet, API server, etcd, kubectl, the controllers, the scheduler and a registry
 	GO=$(GO) hack/kubernetes-binaries.sh
 
 .PHONY: lazy-binaries

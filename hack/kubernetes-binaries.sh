@@ -3,6 +3,7 @@
 #
 #   kubelet, kube-apiserver, etcd, kubectl, kube-controller-manager, kube-scheduler
 #             from the module integration/kubelet/binaries
+#   registry  of the CNCF project Distribution, with garbage collection, from the module integration/kubelet/registry
 #   runc      with seccomp, which kubelet requires; bin/runc is without
 #
 # The first run compiles for minutes. The binaries are kept in the user's cache under a hash of their inputs. Later
@@ -64,6 +65,8 @@ mkdir -p "$bin/kubernetes"
 for name in runc etcd kubelet kube-apiserver kube-controller-manager kube-scheduler kubectl; do
     [ ! -e "$built/$name" ] || ln -sfn "$built/$name" "$bin/kubernetes/$name"
 done
+# Go's build cache makes an unchanged build take a second.
+(cd "$root/integration/kubelet/registry" && CGO_ENABLED=0 "$GO" build -trimpath -ldflags '-s -w' -o "$bin/kubernetes/registry" github.com/distribution/distribution/v3/cmd/registry)
 touch "$built"
 # Remove the binaries of earlier versions, which have not been used for a month.
 find "$cache" -maxdepth 1 -name 'kubernetes-*' -mtime +30 -exec rm -rf {} +

@@ -29,6 +29,10 @@ func TestKustomizations(t *testing.T) {
 			"ServiceAccount/kube-system/imagepin-follow", "ClusterRole//imagepin-follow", "ClusterRoleBinding//imagepin-follow",
 			"CronJob/kube-system/imagepin-follow",
 		}, true},
+		{"../../../contrib/kubernetes/protect", []string{
+			"ClusterRole//imagepin-protect", "ClusterRoleBinding//imagepin-protect", "ConfigMap/kube-system/imagepin-protect", "CronJob/kube-system/imagepin-protect",
+			"Role/kube-system/imagepin-protect", "RoleBinding/kube-system/imagepin-protect", "ServiceAccount/kube-system/imagepin-protect",
+		}, true},
 		{"../../../contrib/kubernetes/monitoring", []string{
 			"ConfigMap/monitoring/imagepin-dashboard", "PrometheusRule/monitoring/imagepin", "ScrapeConfig/monitoring/imagepin",
 		}, true},
