@@ -7,8 +7,6 @@ import (
 	"time"
 
 	digest "github.com/opencontainers/go-digest"
-
-	"github.com/imagepin/imagepin/cmd/kubectl-imagepin/internal/registry"
 )
 
 // refuses answers a request with a status of the specification.
@@ -155,9 +153,7 @@ func TestConflict(t *testing.T) {
 	r := newRig(t, "one", a)
 	r.protects(map[Key]Status{a: Tagged})
 	r.keys = []Key{a, b}
-	r.client = registry.NewClient(false)
-	defer r.client.Close()
-	report, _, err := r.Protect(t.Context())
+	report, _, err := r.protectOnce()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -211,6 +211,13 @@ func (r *rig) run(what func(context.Context) (*Report, *Needs, error)) map[strin
 	return got
 }
 
+// protectOnce runs Protect.
+func (r *rig) protectOnce() (*Report, *Needs, error) {
+	r.client = registry.NewClient(false)
+	defer r.client.Close()
+	return r.Protect(r.t.Context())
+}
+
 // protects fails the test unless a run of Protect reports statuses, for each key that is given.
 func (r *rig) protects(want map[Key]Status) {
 	r.t.Helper()
