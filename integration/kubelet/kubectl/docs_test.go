@@ -3,6 +3,8 @@ package kubectl
 import (
 	"cmp"
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"math/rand"
@@ -160,6 +162,7 @@ func (s *shop) push(build int64) string {
 //	registry serves|denies    the registry does not require, or requires, a credential
 //	lock                      there is a lock with the first digests, and the manifest of a Deployment without pods
 //	next                      the first pod of the Deployment's next revision starts, and its node creates the ImagePin
+//	store                     the pod api runs a digest, and its tag is overwritten
 //	sh COMMAND...             a shell command
 func (s *shop) step(name string, args []string) (string, error) {
 	switch name {
@@ -177,6 +180,9 @@ func (s *shop) step(name string, args []string) (string, error) {
 		return "", s.lock()
 	case "next":
 		s.next()
+		return "", nil
+	case "store":
+		s.store()
 		return "", nil
 	case "sh":
 		return s.Must(s.ctx, strings.Join(args, " "))
@@ -216,4 +222,20 @@ func (s *shop) next() {
 	bind(s.t, pod, "n1")
 	report(s.t, pod, s.current)
 	s.claim(pod, image, s.current)
+}
+
+// store creates a pod whose tag is overwritten. The page shows another cluster's tags.
+func (s *shop) store() {
+	s.t.Helper()
+	var system core.Namespace
+	api.must(s.t, "GET", "/api/v1/namespaces/kube-system", nil, &system)
+	cluster := sha256.Sum256([]byte(system.UID))
+	s.Replace("imagepin-3f9c2a1e-", "imagepin-"+hex.EncodeToString(cluster[:4])+"-")
+	const store = "store/api:v7"
+	p := &core.Pod{ObjectMeta: metav1.ObjectMeta{Name: "api"}, Spec: core.PodSpec{Containers: []core.Container{{Name: "api", Image: "registry.example.com/" + store}}}}
+	api.must(s.t, "POST", podPath(shopNamespace, ""), p, p)
+	digest := s.images.push(s.t, store, random.WithSource(rand.NewSource(11)))
+	s.images.push(s.t, store, random.WithSource(rand.NewSource(12)))
+	s.See(digest)
+	runs(s.t, p, digest)
 }

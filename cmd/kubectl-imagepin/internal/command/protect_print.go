@@ -108,11 +108,8 @@ func summary(r *protect.Report) string {
 	if n := r.Count(protect.Kept); n > 0 {
 		text += fmt.Sprintf(" %s kept that nothing needs.", count(n, "tag"))
 	}
-	if r.Excluded > 0 {
-		text += fmt.Sprintf(" %s ignored in other repositories.", count(r.Excluded, "digest"))
-	}
 	if r.Unknown > 0 {
-		text += fmt.Sprintf(" %s from no registry.", count(r.Unknown, "container"))
+		text += fmt.Sprintf(" %s without a digest of a registry.", count(r.Unknown, "container"))
 	}
 	return text
 }

@@ -39,8 +39,8 @@ type Need struct {
 // Needs are the digests that a cluster needs. The zero value has none.
 type Needs struct {
 	all map[Key]*need
-	// Unknown is the number of running containers whose imageID is no digest in a repository, such as that of an imported image.
-	Unknown int
+	// unknown is the number of running containers of each repository whose imageID is no digest in a repository.
+	unknown map[string]int
 	// Invalid are references that cannot be parsed, with the objects that have them.
 	Invalid []error
 }
@@ -84,7 +84,7 @@ func (n *Needs) AddPod(pod *corev1.Pod) {
 		n.addNamed(user, named)
 		if c.ImageID.Of != workload.OfManifest {
 			if named.Digest == "" {
-				n.Unknown++
+				n.addUnknown(named.Repository)
 			}
 			continue
 		}
@@ -123,6 +123,25 @@ func (n *Needs) AddPin(pin *v1alpha1.ImagePin) {
 		return
 	}
 	n.add(Key{image.Repository, d}, user, tagIn(image, image.Repository))
+}
+
+func (n *Needs) addUnknown(repository string) {
+	if n.unknown == nil {
+		n.unknown = make(map[string]int)
+	}
+	n.unknown[repository]++
+}
+
+// Unknown returns the number of running containers of selected repositories whose imageID is no digest in a repository, such as that
+// of an imported image.
+func (n *Needs) Unknown(selected func(repository string) bool) int {
+	count := 0
+	for repository, containers := range n.unknown {
+		if selected(repository) {
+			count += containers
+		}
+	}
+	return count
 }
 
 func (n *Needs) addNamed(user User, image workload.Image) {

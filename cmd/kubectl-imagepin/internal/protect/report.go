@@ -63,7 +63,7 @@ type Report struct {
 	// Cluster is the part of tags that identifies the cluster.
 	Cluster Cluster `json:"cluster"`
 	DryRun  string  `json:"dryRun,omitempty"`
-	// Unknown is the number of running containers whose imageID is no digest in a repository.
+	// Unknown is the number of running containers of selected repositories whose imageID is no digest in a repository.
 	Unknown int `json:"unknown"`
 	// Excluded is the number of digests in repositories that were not selected.
 	Excluded int `json:"excluded"`

@@ -40,7 +40,7 @@ func (r *Run) List(ctx context.Context) (*Report, *Needs, error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	report := &Report{Cluster: r.Cluster, Unknown: needs.Unknown, Items: []Item{}}
+	report := &Report{Cluster: r.Cluster, Unknown: needs.Unknown(r.Selected), Items: []Item{}}
 	for _, need := range needs.List() {
 		if !r.Selected(need.Repository) {
 			report.Excluded++

@@ -1,4 +1,4 @@
-// Package registry looks up the digests of tags at registries.
+// Package registry looks up the digests of tags at registries, and sets and deletes tags.
 package registry
 
 import (
