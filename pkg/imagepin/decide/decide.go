@@ -218,6 +218,7 @@ func (d *Decider) hasMoved(q *Request) bool {
 		if q.Pin = nil; ok {
 			q.Pin = &held
 		}
+		q.New = isNew(q.Policy.Rule, pin.Answer{Scope: q.Policy.Scope, Pin: q.Pin, Pod: q.Pod})
 		return true
 	}
 	return false

@@ -4,6 +4,7 @@ import (
 	"context"
 	"net/http"
 	"slices"
+	"sync"
 	"testing"
 	"time"
 
@@ -217,4 +218,53 @@ func TestSilentRegistry(t *testing.T) {
 	if _, err := e.resolveNew(ctx, Request{Ref: e.ref}, ""); !errdefs.IsCanceled(err) {
 		t.Errorf("a caller that has gone: got %v", err)
 	}
+}
+
+// TestNewRevisionRunsAnImageThatItMayHave passes over a newer image for which the credential of the pod has no proof, if the registry
+// does not answer.
+func TestNewRevisionRunsAnImageThatItMayHave(t *testing.T) {
+	e := newResolving(t)
+	e.put(t, "new", ownTarget, imagepin.SourcePull, &resolve.Credential{Username: "other"}, 2) // by a pod with another secret
+	e.images.entries = slices.DeleteFunc(e.images.entries, func(entry imagepin.Entry) bool { // its tag
+		return entry.Ref == e.ref.String() && version(entry.Root.Digest) == "new"
+	})
+	e.make(t, policy.WorkloadScope("shop", "revision", "1"), "new", pin.ByUse, false)
+	e.registry.status.Store(http.StatusServiceUnavailable)
+	e.wantPull(t, webPod("web-2-a"), "old")
+}
+
+// TestNewRevisionDoesNotMoveTheTag does not move the tag on the node to the image of another revision, if the registry does not answer:
+// one workload does not decide for the others.
+func TestNewRevisionDoesNotMoveTheTag(t *testing.T) {
+	for scope, want := range map[policy.Scope]bool{
+		policy.WorkloadScope("shop", "revision", "1"): false, policy.WorkloadScope("other", "revision", "1"): true,
+	} {
+		e := newResolving(t)
+		e.put(t, "new", ownTarget, imagepin.SourcePull, &resolve.Credential{}, 2)
+		e.images.entries = slices.DeleteFunc(e.images.entries, func(entry imagepin.Entry) bool { // its tag
+			return entry.Ref == e.ref.String() && version(entry.Root.Digest) == "new"
+		})
+		e.make(t, scope, "new", pin.ByOperator, false)
+		e.registry.status.Store(http.StatusServiceUnavailable)
+		v, err := e.Decide(e.ctx, e.asked(t, webPod("web-2-a")))
+		noError(t, err)
+		moves, err := e.Current(v)
+		noError(t, err)
+		wantEqual(t, "the tag follows "+version(v.Root.Digest), moves, want)
+	}
+}
+
+// TestNewRevisionWhosePinIsRemoved pins nothing if an operator removes the pin of a revision while a registry does not answer.
+func TestNewRevisionWhosePinIsRemoved(t *testing.T) {
+	e := newResolving(t)
+	scope := policy.WorkloadScope("shop", "revision", "2")
+	e.make(t, scope, "old", pin.ByUse, false)
+	e.registry.status.Store(http.StatusServiceUnavailable)
+	e.registry.during = sync.OnceFunc(func() {
+		if _, err := e.pins.Remove(e.ctx, e.id(scope)); err != nil {
+			t.Error(err)
+		}
+	})
+	e.wantPull(t, webPod("web-2-a"), "old")
+	wantEqual(t, "pinned", e.pinned(scope), "")
 }

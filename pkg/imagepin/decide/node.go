@@ -48,8 +48,8 @@ func OfDigest(images interface {
 }
 
 // onNode returns the image of a reference on the node. This is the pinned digest, or the image for the request's
-// target, or the image for another target. For a new revision, these include the images of earlier ones, of which the newest is the
-// build before. For a removed image, retained content is enough.
+// target, or the image for another target. For a new revision, these include the images of earlier ones, of which the newest that
+// the caller may have is the build before. For a removed image, retained content is enough.
 func (d *Decider) onNode(q Request, pinned *pin.Pin) (imagepin.Entry, bool) {
 	entries := d.images.ByRef(q.Ref.String())
 	switch {
@@ -57,6 +57,10 @@ func (d *Decider) onNode(q Request, pinned *pin.Pin) (imagepin.Entry, bool) {
 		entries = OfDigest(d.images, q.Ref, pinned.Root.Digest)
 	case q.New:
 		entries = append(entries, d.ofRevisions(q)...)
+		may := func(e imagepin.Entry) bool { _, ok := d.mayHave(q, e); return ok }
+		if slices.ContainsFunc(entries, may) {
+			entries = slices.DeleteFunc(entries, func(e imagepin.Entry) bool { return !may(e) })
+		}
 	}
 	if len(entries) > 0 {
 		return slices.MaxFunc(entries, q.compare), true

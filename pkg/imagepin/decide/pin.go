@@ -216,11 +216,15 @@ func (d *Decider) Current(v Verdict) (movesTag bool, _ error) {
 }
 
 // movesTag reports whether a verdict decides what its tag resolves to on the node. The node's lock decides, then a pin of
-// scope node. Otherwise a pull decides, unless a pin has sent it to another digest than the registry returned: one workload
-// must not decide for the others.
+// scope node. Otherwise a pull decides, unless a pin, or the lack of an answer, has sent it to another digest than the registry
+// returned or the tag has: one workload must not decide for the others.
 func (d *Decider) movesTag(v Verdict) bool {
 	if held, ok := d.now(v.Ref.String(), policy.NodeScope); ok {
 		return held.Root.Digest == v.Root.Digest
+	}
+	if v.Pin == nil && v.Fallback() {
+		tagged := d.images.ByRef(v.Ref.String())
+		return len(tagged) == 0 || slices.ContainsFunc(tagged, func(e imagepin.Entry) bool { return e.Root.Digest == v.Root.Digest })
 	}
 	if v.Pin == nil || v.Pin.Scope == policy.NodeScope {
 		return true
