@@ -67,7 +67,7 @@ func (s *containers) readyImages(ctx context.Context, original *runtime.CreateCo
 		if err != nil {
 			return nil, nil, err
 		}
-		if err := s.markUnresolved(ctx, images, pod); err != nil {
+		if err := s.decideNew(ctx, images, pod, rt.Target); err != nil {
 			return nil, nil, err
 		}
 		if err := s.verifyImages(ctx, images, rt.Target); err != nil {

@@ -13,16 +13,21 @@ import (
 	runtime "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/imagepin/imagepin/pkg/imagepin"
+	"github.com/imagepin/imagepin/pkg/imagepin/decide"
+	"github.com/imagepin/imagepin/pkg/imagepin/internal/order"
 	"github.com/imagepin/imagepin/pkg/imagepin/policy"
+	"github.com/imagepin/imagepin/pkg/runtimeplatform"
 )
 
 // unresolved is the annotation of an image in the request to upstream, if the tag of a new revision had to be resolved first and no
 // registry has resolved it. The container says nothing about the digest of its revision.
 const unresolved = imagepin.LabelPrefix + "unresolved"
 
-// running is the digest that a pod has for a reference. The zero value means that it has none.
+// running is the image that a pod has for a reference. The zero value means that it has none.
 type running struct {
 	root digest.Digest
+	// id is its image ID. Several digests of a repository can have it, such as two indexes with the same manifest.
+	id digest.Digest
 	// resolved reports that the digest may become the pin of the revision.
 	resolved bool
 }
@@ -37,7 +42,7 @@ func (s *base) rootWithoutPull(ctx context.Context, ref string, pod policy.Pod, 
 		return now, err
 	}
 	if e.Source == imagepin.SourceImported || s.Decider.NeverPulls(ctx, ref, pod) {
-		return running{e.Root.Digest, true}, nil
+		return running{e.Root.Digest, e.ImageID, true}, nil
 	}
 	return running{}, nil
 }
@@ -53,8 +58,8 @@ func (s *base) podRuns(ctx context.Context, ref string, pod policy.Pod) (running
 	slices.SortFunc(containers, func(a, b *runtime.Container) int { return cmp.Compare(b.GetCreatedAt(), a.GetCreatedAt()) })
 	for _, c := range containers {
 		if spec := withID(c); isResolved(spec) {
-			if root := s.rootOf(spec, ref); root != "" {
-				return running{root, true}, nil
+			if e, ok := s.entryOf(spec, ref); ok {
+				return running{e.Root.Digest, e.ImageID, true}, nil
 			}
 		}
 		volumes, err := s.imageVolumes(ctx, c.GetId())
@@ -65,8 +70,8 @@ func (s *base) podRuns(ctx context.Context, ref string, pod policy.Pod) (running
 			if !isResolved(spec) && c.GetState() != runtime.ContainerState_CONTAINER_RUNNING {
 				continue
 			}
-			if root := s.rootOf(spec, ref); root != "" {
-				return running{root, isResolved(spec)}, nil
+			if e, ok := s.entryOf(spec, ref); ok {
+				return running{e.Root.Digest, e.ImageID, isResolved(spec)}, nil
 			}
 		}
 	}
@@ -113,48 +118,61 @@ func withID(c *runtime.Container) *runtime.ImageSpec {
 	return spec
 }
 
-// rootOf returns the digest of an image of a container, if its name is a normalized reference. It returns "" if not.
-func (s *base) rootOf(spec *runtime.ImageSpec, ref string) digest.Digest {
+// entryOf returns the entry of an image of a container, if its name is a normalized reference: that of the tag, or else of the newest
+// digest of the repository. ok is false if not.
+func (s *base) entryOf(spec *runtime.ImageSpec, ref string) (_ imagepin.Entry, ok bool) {
 	if normalized(specifiedBy(spec)) != ref {
-		return ""
+		return imagepin.Entry{}, false
 	}
 	named, err := reference.ParseNamed(ref)
 	if err != nil {
-		return ""
+		return imagepin.Entry{}, false
 	}
 	found := s.Store.ByID(digest.Digest(spec.GetImage()))
 	for _, d := range s.Store.FindDamaged(spec.GetImage()) {
 		found = append(found, d.Entry)
 	}
-	for _, e := range found {
-		if imagepin.InRepository(e.Ref, named.Name()) {
-			return e.Root.Digest
-		}
+	found = slices.DeleteFunc(found, func(e imagepin.Entry) bool { return !imagepin.InRepository(e.Ref, named.Name()) })
+	if len(found) == 0 {
+		return imagepin.Entry{}, false
 	}
-	return ""
+	return slices.MaxFunc(found, func(a, b imagepin.Entry) int {
+		return cmp.Or(order.Bool(a.Ref == ref, b.Ref == ref), a.ReadyAt.Compare(b.ReadyAt))
+	}), true
 }
 
-// markUnresolved marks the images of a container that their pod runs without a pin, see runsWithoutPin.
-func (s *containers) markUnresolved(ctx context.Context, images []containerImage, pod policy.Pod) (err error) {
-	for i, w := range images {
-		if images[i].unresolved, err = s.runsWithoutPin(ctx, w, pod); err != nil {
+// decideNew decides what a container runs from images whose tags are new for the revision of its pod.
+func (s *containers) decideNew(ctx context.Context, images []containerImage, pod policy.Pod, t runtimeplatform.Target) error {
+	for i := range images {
+		if !images[i].New {
+			continue
+		}
+		if err := s.decideNewImage(ctx, &images[i], pod, t); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// runsWithoutPin reports whether a container runs an image that its pod was given without an answer of the registry to the tag of a new
-// revision. The use makes no pin then, so that the next start asks again.
-func (s *containers) runsWithoutPin(ctx context.Context, w containerImage, pod policy.Pod) (bool, error) {
-	if !w.New {
-		return false, nil
-	}
+// decideNewImage is decideNew for one image. If the pod has an image of the tag, the container runs that one: the caller may not have
+// known the pod, such as kubelet after a restart. Otherwise the pod was given the image without an answer of the registry to the tag. The
+// use makes no pin then, so that the next start asks again.
+func (s *containers) decideNewImage(ctx context.Context, w *containerImage, pod policy.Pod, t runtimeplatform.Target) error {
 	now, err := s.rootWithoutPull(ctx, w.Ref.String(), pod, w.entry)
-	if err != nil || now.resolved && now.root == w.Root.Digest {
-		return false, err
+	if err != nil || now.resolved && now.id == w.entry.ImageID {
+		return err
 	}
+	if now.resolved {
+		for _, e := range decide.OfDigest(s.Store, w.Ref, now.root) {
+			if e.Target == t {
+				w.entry = e
+				w.Used, err = s.Decider.Use(s.namespaced(ctx), decide.Use{Image: byDigest(e), Root: e.Root, Ref: w.Ref, InRepository: true, Pod: pod})
+				return err
+			}
+		}
+	}
+	w.unresolved = true
 	log.G(ctx).WithFields(log.Fields{"ref": w.Ref.String(), "digest": w.Root.Digest, "scope": string(w.Scope)}).
 		Warn("no registry has resolved the tag of a new revision, the container runs the image on the node without a pin")
-	return true, nil
+	return nil
 }

@@ -118,7 +118,7 @@ func TestImageStatusOfRunningPod(t *testing.T) {
 	u.volumes["c"].Annotations = map[string]string{unresolved: "true"}
 	p.expectStatus("an image volume of a running container whose tag was not resolved", specOf(c), &v1)
 	now, err := p.podRuns(p.ctx(), pinnedTag, policy.Pod{UID: "uid-c"})
-	if now != (running{v1.root.Digest, false}) || err != nil {
+	if now != (running{v1.root.Digest, v1.id, false}) || err != nil {
 		t.Errorf("it may not be pinned: got %+v, %v", now, err)
 	}
 	u.containers[len(u.containers)-1].State = runtime.ContainerState_CONTAINER_EXITED
@@ -191,4 +191,21 @@ func TestUnresolvedIsNotShown(t *testing.T) {
 	if want := `{"config":{"image":{"image":"sha256:1"}}}`; info["info"] != want {
 		t.Errorf("got %s, want %s", info["info"], want)
 	}
+}
+
+// TestAnnotationOfPodDoesNotCount passes an image volume to upstream without the annotation of a pod that imagepin itself sets.
+func TestAnnotationOfPodDoesNotCount(t *testing.T) {
+	v := newVerifyingNode(t, policy.Workload)
+	spec := &runtime.ImageSpec{
+		Image: v.img.Config.Digest.String(), UserSpecifiedImage: adoptedTag, Annotations: map[string]string{unresolved: "by the author", "other": "x"},
+	}
+	_, err := v.containers.createContainer(t.Context(), &runtime.CreateContainerRequest{
+		PodSandboxId: adoptedSandbox, Config: &runtime.ContainerConfig{Mounts: []*runtime.Mount{{Image: spec}}},
+	}, func(_ context.Context, r *runtime.CreateContainerRequest) (*runtime.CreateContainerResponse, error) {
+		if got := r.GetConfig().GetMounts()[0].GetImage().GetAnnotations(); !maps.Equal(got, map[string]string{"other": "x"}) {
+			t.Errorf("got the annotations %v", got)
+		}
+		return &runtime.CreateContainerResponse{ContainerId: "container"}, nil
+	})
+	noError(t, err)
 }

@@ -225,7 +225,7 @@ func TestSilentRegistry(t *testing.T) {
 func TestNewRevisionRunsAnImageThatItMayHave(t *testing.T) {
 	e := newResolving(t)
 	e.put(t, "new", ownTarget, imagepin.SourcePull, &resolve.Credential{Username: "other"}, 2) // by a pod with another secret
-	e.images.entries = slices.DeleteFunc(e.images.entries, func(entry imagepin.Entry) bool { // its tag
+	e.images.entries = slices.DeleteFunc(e.images.entries, func(entry imagepin.Entry) bool {   // its tag
 		return entry.Ref == e.ref.String() && version(entry.Root.Digest) == "new"
 	})
 	e.make(t, policy.WorkloadScope("shop", "revision", "1"), "new", pin.ByUse, false)
