@@ -93,6 +93,7 @@ allow_pod_override = true
 		{annotation: "workload", ignored: 1}, // as the rules say
 		{annotation: "**/proxy:*=off, proxy=off", ignored: 3},
 	} {
+		r.WantOperator(1, []string{"resolve", r.Reg.Ref("open/app:v1"), "--pod", "shop/nobody"}, "UnknownPod", `"shop/nobody"`)
 		revision := "r" + string(rune('a'+i))
 		pod := func(version string) map[string]string {
 			t.Helper()
@@ -115,6 +116,7 @@ allow_pod_override = true
 					t.Fatal(err)
 				}
 				runs[name] = id
+				wantResolved(r, r.Reg.Ref(tag), p, revision, slices.Contains(test.moves, name))
 			}
 			r.MustRemovePod(p)
 			return runs
@@ -145,4 +147,15 @@ allow_pod_override = true
 			}
 		}
 	}
+}
+
+// wantResolved checks what imagepin resolve shows for a pod: the version consistency that applies to it, and its pin if there is one.
+func wantResolved(r *testkit.Rig, ref string, p *node.Pod, revision string, out bool) {
+	r.T.Helper()
+	name := p.Config.GetMetadata().GetNamespace() + "/" + p.Config.GetMetadata().GetName()
+	want := []string{"Pod:        " + name, "version_consistency workload", "scope workload/shop/pod-template-hash=" + revision}
+	if out {
+		want = []string{"Pod:        " + name, "version_consistency off", "Pin:        none"}
+	}
+	r.WantOperator(0, []string{"resolve", ref, "--pod", name}, want...)
 }

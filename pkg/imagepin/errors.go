@@ -73,7 +73,7 @@ const (
 	ClaimRefused Reason = "ClaimRefused"
 	// ForeignPin: the ImagePin with the name of a revision's pin is that of another revision or image.
 	ForeignPin Reason = "ForeignPin"
-	// UnknownPod: the Kubernetes API server has no pod with this name and UID.
+	// UnknownPod: the Kubernetes API server has no pod with this name and UID, or the node none with this name.
 	UnknownPod Reason = "UnknownPod"
 	// InvalidLock: a file is not a lock, or contradicts itself.
 	InvalidLock Reason = "InvalidLock"

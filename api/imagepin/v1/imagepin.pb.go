@@ -955,6 +955,7 @@ type ResolveRequest struct {
 	Handler       string                 `protobuf:"bytes,2,opt,name=handler,proto3" json:"handler,omitempty"`
 	Credential    *Credential            `protobuf:"bytes,3,opt,name=credential,proto3" json:"credential,omitempty"`
 	Scope         string                 `protobuf:"bytes,4,opt,name=scope,proto3" json:"scope,omitempty"` // resolve for the pods of this scope; empty means a pull without a pod
+	Pod           string                 `protobuf:"bytes,5,opt,name=pod,proto3" json:"pod,omitempty"`     // resolve for this pod of the node, "namespace/name", and for its handler unless one is named; not with scope
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1017,6 +1018,13 @@ func (x *ResolveRequest) GetScope() string {
 	return ""
 }
 
+func (x *ResolveRequest) GetPod() string {
+	if x != nil {
+		return x.Pod
+	}
+	return ""
+}
+
 type ResolveResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Ref           string                 `protobuf:"bytes,1,opt,name=ref,proto3" json:"ref,omitempty"` // normalized
@@ -1031,6 +1039,8 @@ type ResolveResponse struct {
 	Manifest      string                 `protobuf:"bytes,10,opt,name=manifest,proto3" json:"manifest,omitempty"` // empty if the index is not on the node
 	Missing       []*Missing             `protobuf:"bytes,11,rep,name=missing,proto3" json:"missing,omitempty"`
 	Ready         bool                   `protobuf:"varint,12,opt,name=ready,proto3" json:"ready,omitempty"`
+	Pod           string                 `protobuf:"bytes,13,opt,name=pod,proto3" json:"pod,omitempty"`         // as in the request; rule then has what the pod overrides
+	Ignored       []string               `protobuf:"bytes,14,rep,name=ignored,proto3" json:"ignored,omitempty"` // annotations of the pod that the rule does not allow, or that are not valid
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1147,6 +1157,20 @@ func (x *ResolveResponse) GetReady() bool {
 		return x.Ready
 	}
 	return false
+}
+
+func (x *ResolveResponse) GetPod() string {
+	if x != nil {
+		return x.Pod
+	}
+	return ""
+}
+
+func (x *ResolveResponse) GetIgnored() []string {
+	if x != nil {
+		return x.Ignored
+	}
+	return nil
 }
 
 type Missing struct {
@@ -6147,14 +6171,15 @@ const file_imagepin_v1_imagepin_proto_rawDesc = "" +
 	"\fnew_revision\x18\a \x01(\tR\vnewRevision\x12\x1d\n" +
 	"\n" +
 	"resolve_at\x18\t \x01(\tR\tresolveAt\x12\x16\n" +
-	"\x06verify\x18\b \x01(\tR\x06verify\"\x8b\x01\n" +
+	"\x06verify\x18\b \x01(\tR\x06verify\"\x9d\x01\n" +
 	"\x0eResolveRequest\x12\x10\n" +
 	"\x03ref\x18\x01 \x01(\tR\x03ref\x12\x18\n" +
 	"\ahandler\x18\x02 \x01(\tR\ahandler\x127\n" +
 	"\n" +
 	"credential\x18\x03 \x01(\v2\x17.imagepin.v1.CredentialR\n" +
 	"credential\x12\x14\n" +
-	"\x05scope\x18\x04 \x01(\tR\x05scope\"\xac\x03\n" +
+	"\x05scope\x18\x04 \x01(\tR\x05scope\x12\x10\n" +
+	"\x03pod\x18\x05 \x01(\tR\x03pod\"\xd8\x03\n" +
 	"\x0fResolveResponse\x12\x10\n" +
 	"\x03ref\x18\x01 \x01(\tR\x03ref\x12+\n" +
 	"\x06target\x18\x02 \x01(\v2\x13.imagepin.v1.TargetR\x06target\x12%\n" +
@@ -6168,7 +6193,9 @@ const file_imagepin_v1_imagepin_proto_rawDesc = "" +
 	"\bmanifest\x18\n" +
 	" \x01(\tR\bmanifest\x12.\n" +
 	"\amissing\x18\v \x03(\v2\x14.imagepin.v1.MissingR\amissing\x12\x14\n" +
-	"\x05ready\x18\f \x01(\bR\x05ready\"E\n" +
+	"\x05ready\x18\f \x01(\bR\x05ready\x12\x10\n" +
+	"\x03pod\x18\r \x01(\tR\x03pod\x12\x18\n" +
+	"\aignored\x18\x0e \x03(\tR\aignored\"E\n" +
 	"\aMissing\x12\x12\n" +
 	"\x04what\x18\x01 \x01(\tR\x04what\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x12\n" +

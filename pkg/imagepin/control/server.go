@@ -55,6 +55,7 @@ type Config struct {
 	Locks    Locks
 	Usage    *usage.Meter
 	Registry compare.Registry
+	Pods     Pods
 	// Events is containerd's event service, and Records its image store.
 	Events  reconcile.Subscriber
 	Records containerdimages.Store
@@ -94,6 +95,8 @@ type Decider interface {
 	Rule(ref string) policy.Rule
 	// Resolve resolves a reference at the registry.
 	Resolve(ctx context.Context, ref reference.Named, c resolve.Credential) (resolve.Resolved, error)
+	// IgnoredAnnotations returns the annotations of a pod that do not apply to a reference.
+	IgnoredAnnotations(ref string, pod policy.Pod) []string
 	Preview(ctx context.Context, q decide.Request, scope policy.Scope) (decide.Verdict, policy.Rule, error)
 	SetPin(ctx context.Context, s decide.SetPin) (held pin.Pin, previous digest.Digest, _ error)
 	UndoPin(ctx context.Context, ref reference.Named, scope policy.Scope, c resolve.Credential) (held pin.Pin, previous digest.Digest, _ error)
@@ -262,7 +265,11 @@ func (s *Server) Resolve(ctx context.Context, r *api.ResolveRequest) (*api.Resol
 		if err != nil {
 			return nil, err
 		}
-		rt, err := s.lookup(r.GetHandler())
+		pod, handler, err := s.resolvedPod(ctx, r)
+		if err != nil {
+			return nil, err
+		}
+		rt, err := s.lookup(handler)
 		if err != nil {
 			return nil, err
 		}
@@ -270,14 +277,14 @@ func (s *Server) Resolve(ctx context.Context, r *api.ResolveRequest) (*api.Resol
 		if err != nil {
 			return nil, err
 		}
-		q := decide.Request{Ref: ref, Credential: Credential(r.GetCredential()), Target: rt.Target}
+		q := decide.Request{Ref: ref, Credential: Credential(r.GetCredential()), Target: rt.Target, Pod: pod}
 		v, by, err := s.config.Decider.Preview(ctx, q, scope)
 		if err != nil {
 			return nil, err
 		}
 		resp := &api.ResolveResponse{
 			Ref: ref.String(), Target: Target(rt.Target), Rule: rule(by), Host: v.Host,
-			Root: descriptor(v.Root), Why: v.Why,
+			Root: descriptor(v.Root), Why: v.Why, Pod: r.GetPod(), Ignored: s.config.Decider.IgnoredAnnotations(ref.String(), pod),
 		}
 		if v.Pin != nil {
 			resp.Pin = Pin(*v.Pin)

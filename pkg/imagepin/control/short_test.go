@@ -107,6 +107,8 @@ func (d *decider) SetPin(_ context.Context, s decide.SetPin) (pin.Pin, digest.Di
 	return pin.Pin{ID: pin.ID{Scope: s.Scope, Ref: s.Ref.String()}}, "", nil
 }
 
+func (d *decider) IgnoredAnnotations(string, policy.Pod) []string { return nil }
+
 func (d *decider) UndoPin(context.Context, reference.Named, policy.Scope, resolve.Credential) (pin.Pin, digest.Digest, error) {
 	return pin.Pin{}, "", errors.New("not used")
 }

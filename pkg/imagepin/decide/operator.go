@@ -16,10 +16,10 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin/resolve"
 )
 
-// Preview returns the verdict of [Decider.Decide] for a call without a pod, and the rule that applies. It changes
-// nothing. If scope is not empty, it replaces the scope of the rule.
+// Preview returns the verdict of [Decider.Decide] for a call for the pod of q, and the rule that applies, with what the pod
+// overrides. It asks the cluster nothing, and changes nothing. If scope is not empty, it replaces the scope of the rule.
 func (d *Decider) Preview(ctx context.Context, q Request, scope policy.Scope) (Verdict, policy.Rule, error) {
-	question := d.question(q.Ref.String(), policy.Pod{})
+	question := d.question(q.Ref.String(), q.Pod)
 	answer := d.look(question)
 	if scope != "" {
 		answer = d.inScope(pin.ID{Scope: scope, Ref: q.Ref.String()})

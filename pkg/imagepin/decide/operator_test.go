@@ -5,6 +5,7 @@ import (
 	"errors"
 	"net/http"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/containerd/errdefs"
@@ -60,6 +61,28 @@ func TestPreview(t *testing.T) {
 	held, _ := e.pins.Get(e.id(workload))
 	if held.UsedAt != used.UsedAt || held.Drift != nil {
 		t.Errorf("got pin %+v, want no use and no drift", held)
+	}
+}
+
+// TestPreviewForAPod applies the labels and the annotations of a pod.
+func TestPreviewForAPod(t *testing.T) {
+	e := newEnv(t, policy.Rule{Behavior: policy.Default, Consistency: policy.Workload, AllowPodOverride: true})
+	e.make(t, workload, "new", pin.ByUse, false)
+	pod := policy.Pod{Namespace: "shop", Labels: map[string]string{"revision": "1"}, Annotations: map[string]string{}}
+	for annotation, want := range map[string]struct {
+		digest, ignored string
+		consistency     policy.Consistency
+	}{
+		"registry.example/other:*=off": {"new", "", policy.Workload},
+		e.ref.String() + "=off":        {"old", "", policy.Off},
+		"never":                        {"new", policy.ConsistencyAnnotation, policy.Workload},
+	} {
+		pod.Annotations[policy.ConsistencyAnnotation] = annotation
+		v, rule, err := e.Preview(e.ctx, Request{Ref: e.ref, Pod: pod}, "")
+		noError(t, err)
+		wantEqual(t, annotation, version(v.Root.Digest), want.digest)
+		wantEqual(t, annotation, rule.Consistency, want.consistency)
+		wantEqual(t, annotation, strings.Join(e.IgnoredAnnotations(e.ref.String(), pod), ","), want.ignored)
 	}
 }
 

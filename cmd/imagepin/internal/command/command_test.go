@@ -69,6 +69,9 @@ func TestOutput(t *testing.T) {
 			c.resolve.Pin = clusterPin()
 			c.resolve.Why = "pinned in the cluster by node n2, in scope " + clusterPin().Scope + " since 2026-11-19T10:00:00Z"
 		}), 0, "resolve " + appRef + " --scope " + clusterPin().Scope},
+		{"resolve-pod", ok(func(c *control) {
+			c.resolve.Pod, c.resolve.Ignored = "shop/web-7d4b9c-x8x2b", []string{"io.imagepin.pull-behavior"}
+		}), 0, "resolve " + appRef + " --pod shop/web-7d4b9c-x8x2b"},
 		{"resolve-offline", ok(func(c *control) {
 			c.resolve.Registry, c.resolve.Host, c.resolve.Pin, c.resolve.Missing = nil, "", nil, nil
 			c.resolve.RegistryError, c.resolve.Ready = "CannotPullImageManifest: no route to host\nis it up?", true
@@ -149,6 +152,7 @@ func TestRequests(t *testing.T) {
 		{"images --ref a/* --handler kata", &api.ImagesRequest{RefGlob: "a/*", Handler: "kata"}},
 		{"inspect app", &api.InspectRequest{Ref: "app"}},
 		{"resolve app --handler kata --scope node", &api.ResolveRequest{Ref: "app", Handler: "kata", Scope: "node"}},
+		{"resolve app --pod shop/web", &api.ResolveRequest{Ref: "app", Pod: "shop/web"}},
 		{"resolve app -u bob:secret", &api.ResolveRequest{Ref: "app", Credential: &api.Credential{Username: "bob", Password: "secret"}}},
 		{"pull app --handler kata --user bob:se:cret", &api.PullRequest{Ref: "app", Handler: "kata", Credential: &api.Credential{Username: "bob", Password: "se:cret"}}},
 		{"pin ls --ref a/* --scope node", &api.PinsRequest{RefGlob: "a/*", Scope: "node"}},

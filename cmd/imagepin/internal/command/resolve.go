@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"strings"
 
 	"github.com/urfave/cli/v3"
 
@@ -17,7 +18,8 @@ are missing on the node. It changes nothing.
 Examples:
   imagepin resolve docker.io/library/nginx:1.29
   imagepin resolve nginx:1.29 --handler kata
-  imagepin resolve nginx:1.29 --scope workload/shop/pod-template-hash=7d4b9c` + credentialHelp
+  imagepin resolve nginx:1.29 --scope workload/shop/pod-template-hash=7d4b9c
+  imagepin resolve nginx:1.29 --pod shop/web-7d4b9c-x8x2b` + credentialHelp
 
 func (a *app) resolveCommand() *cli.Command {
 	return &cli.Command{
@@ -25,8 +27,11 @@ func (a *app) resolveCommand() *cli.Command {
 		Usage:       "Show what a pull would use, and why",
 		ArgsUsage:   "REF",
 		Description: resolveDescription,
-		Flags:       append([]cli.Flag{handlerFlag(), scopeFlag("the scope of a pull without a pod")}, credentialFlags()...),
-		Action:      a.resolve,
+		Flags: append([]cli.Flag{
+			handlerFlag(), scopeFlag("the scope of a pull without a pod"),
+			&cli.StringFlag{Name: "pod", Usage: "`NAMESPACE/NAME` of a pod of this node: resolve for its handler, its scope and its annotations"},
+		}, credentialFlags()...),
+		Action: a.resolve,
 	}
 }
 
@@ -36,7 +41,7 @@ func (a *app) resolve(ctx context.Context, cmd *cli.Command) error {
 		return err
 	}
 	_, err = show(ctx, a, cmd, api.ControlClient.Resolve, &api.ResolveRequest{
-		Ref: args[0], Handler: cmd.String("handler"), Scope: cmd.String("scope"), Credential: credential,
+		Ref: args[0], Handler: cmd.String("handler"), Scope: cmd.String("scope"), Pod: cmd.String("pod"), Credential: credential,
 	}, a.printResolve)
 	return err
 }
@@ -45,7 +50,9 @@ func (a *app) printResolve(_ style, r *api.ResolveResponse) error {
 	if err := block(a.Out, "",
 		field{"Reference", r.GetRef()},
 		field{"Target", targetName(r.GetTarget())},
+		field{"Pod", r.GetPod()},
 		field{"Rule", ruleText(r.GetRule())},
+		field{"Ignored", ignoredText(r.GetIgnored())},
 		field{"Pin", pinText(r.GetPin())},
 		field{"Registry", registryText(r)},
 		field{"Would run", orNone(descriptor(r.GetRoot()))},
@@ -63,6 +70,14 @@ func (a *app) printResolve(_ style, r *api.ResolveResponse) error {
 	return table(a.Out, []string{"MISSING", "NAME", "SIZE"}, mapped(r.GetMissing(), func(m *api.Missing) []string {
 		return []string{m.GetWhat(), m.GetName(), orNone(size(m.GetSize()))}
 	}))
+}
+
+// ignoredText says which annotations of a pod do not apply.
+func ignoredText(annotations []string) string {
+	if len(annotations) == 0 {
+		return ""
+	}
+	return strings.Join(annotations, ", ") + ": not allowed by the rule, or not valid"
 }
 
 func pinText(p *api.Pin) string {
