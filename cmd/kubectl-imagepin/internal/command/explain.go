@@ -110,7 +110,7 @@ func (o *explainOptions) of(ctx context.Context, obj object) (*explain.Revision,
 		if err := runtime.DefaultUnstructuredConverter.FromUnstructured(obj.Object, &pod); err != nil {
 			return nil, err
 		}
-		r := &explain.Revision{Namespace: pod.Namespace, Template: &pod.Spec, Pods: []corev1.Pod{pod}}
+		r := &explain.Revision{Namespace: pod.Namespace, Template: &pod.Spec, Annotations: pod.Annotations, Pods: []corev1.Pod{pod}}
 		if owner, ok := workload.OwnerOf(&pod); ok {
 			r.Owner = &owner
 		}
@@ -124,7 +124,7 @@ func (o *explainOptions) of(ctx context.Context, obj object) (*explain.Revision,
 	if err != nil {
 		return nil, err
 	}
-	r := &explain.Revision{Namespace: current.Namespace, Owner: &current.Owner, Template: current.Template}
+	r := &explain.Revision{Namespace: current.Namespace, Owner: &current.Owner, Template: current.Template, Annotations: current.Annotations}
 	opts := metav1.ListOptions{LabelSelector: current.Selector.String()}
 	return r, kube.EachPod(ctx, client.CoreV1(), r.Namespace, opts, cmdutil.DefaultChunkSize, func(pod *corev1.Pod) {
 		if owner, ok := workload.OwnerOf(pod); ok && owner.UID == r.Owner.UID && owner.Revision == r.Owner.Revision {

@@ -5,6 +5,7 @@ package explain
 import (
 	"encoding/json"
 	"fmt"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -77,7 +78,9 @@ type Revision struct {
 	Owner *v1alpha1.Owner
 	// Template is the pod template. If it is nil, the containers are those of the pods.
 	Template *corev1.PodSpec
-	Pods     []corev1.Pod
+	// Annotations are those of the pods.
+	Annotations map[string]string
+	Pods        []corev1.Pod
 	// Pins are the ImagePins of the owner.
 	Pins []v1alpha1.ImagePin
 }
@@ -157,7 +160,27 @@ func pinOf(r Revision, image string) (*Pin, string) {
 			return &Pin{Name: p.Name, Image: p.Spec.Image, Digest: p.Spec.Digest, Created: p.CreationTimestamp, By: p.Spec.By, Moved: moved(&p)}, ""
 		}
 	}
-	return nil, fmt.Sprintf("there is no ImagePin %s", name)
+	return nil, fmt.Sprintf("there is no ImagePin %s%s", name, optedOut(r.Annotations))
+}
+
+const (
+	// consistencyAnnotation is ConsistencyAnnotation of package policy, which the plugin does not import: its dependencies are those
+	// of a node.
+	consistencyAnnotation = "io.imagepin.version-consistency"
+	// maxAnnotation is how much of an annotation is shown, in bytes.
+	maxAnnotation = 256
+)
+
+// optedOut names the annotation of pods that can be why an image has no ImagePin. The rules of the nodes decide whether it applies.
+func optedOut(annotations map[string]string) string {
+	text, ok := annotations[consistencyAnnotation]
+	if !ok {
+		return ""
+	}
+	if len(text) > maxAnnotation {
+		text = strings.ToValidUTF8(text[:maxAnnotation], "") + "…"
+	}
+	return fmt.Sprintf("; the pods have the annotation %s: %q", consistencyAnnotation, text)
 }
 
 // moved returns the last change of the digest of an ImagePin after its creation. The API server counts the changes of

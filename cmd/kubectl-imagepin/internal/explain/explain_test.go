@@ -3,7 +3,9 @@ package explain
 import (
 	"reflect"
 	"slices"
+	"strings"
 	"testing"
+	"unicode/utf8"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -166,5 +168,23 @@ func TestTags(t *testing.T) {
 		if other := e.Containers[1].Tag; other != nil {
 			t.Errorf("%s: got %+v without an ImagePin", tc.name, other)
 		}
+	}
+}
+
+// TestOptedOut shows the annotation of pods without an ImagePin.
+func TestOptedOut(t *testing.T) {
+	rev := Revision{Owner: &owner, Template: template("shop/web:v7")}
+	none := Of(rev).Containers[0].Reason
+	rev.Annotations = map[string]string{consistencyAnnotation: "**/web:*=off", "other": "x"}
+	if got, want := Of(rev).Containers[0].Reason, none+`; the pods have the annotation io.imagepin.version-consistency: "**/web:*=off"`; got != want {
+		t.Errorf("got %q, want %q", got, want)
+	}
+	rev.Annotations[consistencyAnnotation] = "a" + strings.Repeat("é", 64<<10)
+	if got := Of(rev).Containers[0].Reason; len(got) > 1<<10 || !utf8.ValidString(got) || !strings.HasSuffix(got, `é…"`) {
+		t.Errorf("a long annotation: got %q", got)
+	}
+	rev.Pins = []v1alpha1.ImagePin{pin(digestA)}
+	if got := Of(rev).Containers[0]; got.Reason != "" || got.Pin == nil {
+		t.Errorf("with an ImagePin: got %+v", got)
 	}
 }

@@ -39,6 +39,8 @@ type Revision struct {
 	Owner     v1alpha1.Owner
 	// Template is the pod template of the revision. It is nil if the plugin does not know the kind of the workload.
 	Template *corev1.PodSpec
+	// Annotations are those of the pods that the template makes.
+	Annotations map[string]string
 	// Selector selects the pods of the workload, and possibly others.
 	Selector labels.Selector
 }
@@ -163,7 +165,7 @@ func (f *Finder) pod(_ context.Context, obj *unstructured.Unstructured) (*Revisi
 	if !ok {
 		return nil, noRevision("pod/" + p.Name + " has no controller, thus no ImagePins")
 	}
-	return &Revision{Namespace: p.Namespace, Owner: owner, Template: &p.Spec, Selector: labels.Everything()}, nil
+	return &Revision{Namespace: p.Namespace, Owner: owner, Template: &p.Spec, Annotations: p.Annotations, Selector: labels.Everything()}, nil
 }
 
 // object returns the revision of a kind that is not built in.
@@ -195,7 +197,7 @@ func newRevision(kind schema.GroupVersionKind, obj metav1.Object, revision strin
 		Owner: v1alpha1.Owner{APIVersion: kind.GroupVersion().String(), Kind: kind.Kind, Name: obj.GetName(), UID: obj.GetUID(), Revision: revision},
 	}
 	if template != nil {
-		r.Template = &template.Spec
+		r.Template, r.Annotations = &template.Spec, template.Annotations
 	}
 	return r, nil
 }
