@@ -346,7 +346,7 @@ check-workflows:
 
 .PHONY: check-windows
 check-windows:
-	GOOS=windows $(GO) build ./pkg/... ./plugins/...
+	GOOS=windows $(GO) build ./pkg/... ./plugins/... ./cmd/...
 
 .PHONY: check-tidy
 check-tidy:

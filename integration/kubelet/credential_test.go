@@ -71,6 +71,70 @@ func TestWithoutCredential(t *testing.T) {
 	r.wantLine(start("collected", "", "one", ref, core.PullIfNotPresent), line("", was, 0))
 }
 
+// TestSecretPulledImages starts pods without a pull secret whose image another pod has pulled with one. With IfNotPresent and Never,
+// only kubelet's gate KubeletEnsureSecretPulledImages (on by default since Kubernetes 1.35) keeps them from running it: without the
+// gate, kubelet does not ask imagepin to pull. With Always, the registry decides. docs/kubernetes.md says so.
+func TestSecretPulledImages(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		gates map[string]bool
+		// The reasons why a pod waits, or "" if it runs.
+		ifNotPresent, never string
+	}{
+		"gate-on":  {nil, "ErrImagePull", "ErrImageNeverPull"},
+		"gate-off": {map[string]bool{"KubeletEnsureSecretPulledImages": false}, "", ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			options := cluster.KubeletOptions{}
+			if c.gates != nil {
+				options.Config = map[string]any{"featureGates": c.gates}
+			}
+			r := newRig(t, name, node.Options{}, options)
+			users := map[string]registry.User{"alice": {Password: "opensesame", Repositories: []string{"private/**"}}}
+			r.Reg.SetAuth(&registry.Auth{Users: users, Public: []string{"pause"}})
+			r.secret(r.k.Name+"-alice", "alice", users["alice"].Password)
+			opts := images.Options{Version: name}
+			ref, _ := r.push("private/app:v1", opts)
+			start := func(name, secret string, pull core.PullPolicy) *core.Pod {
+				p := r.pod(name, "", ref, pull)
+				if secret != "" {
+					p.Spec.ImagePullSecrets = []core.LocalObjectReference{{Name: secret}}
+				}
+				r.create(p)
+				return p
+			}
+			want := func(p *core.Pod, reason string) {
+				t.Helper()
+				if reason == "" {
+					r.wantLine(p, line("", opts, 0))
+					return
+				}
+				r.waitPod(p, "waits: "+reason, func(_ *core.Pod, s core.ContainerStatus) bool {
+					return s.State.Waiting != nil && s.State.Waiting.Reason == reason
+				})
+			}
+			ofApp := func() int { return r.Reg.Count(registry.In("private/app")) }
+
+			want(start("owner", r.k.Name+"-alice", core.PullIfNotPresent), "")
+			r.Reg.Reset()
+			want(start("never", "", core.PullNever), c.never)
+			if n := ofApp(); n != 0 {
+				t.Errorf("Never: %d requests, want none", n)
+			}
+			want(start("if-not-present", "", core.PullIfNotPresent), c.ifNotPresent)
+			if n := ofApp(); (n > 0) != (c.ifNotPresent != "") {
+				t.Errorf("IfNotPresent: %d requests\n%s", n, r.Reg.Dump())
+			}
+			want(start("always", "", core.PullAlways), "ErrImagePull")
+			// The owner needs no request with the gate either: kubelet knows the secret.
+			r.Reg.Reset()
+			r.Reg.Down()
+			want(start("owner-again", r.k.Name+"-alice", core.PullIfNotPresent), "")
+		})
+	}
+}
+
 // waitNoContainers waits until a deleted pod has no container on the node. It removes exited containers, because
 // kubelet may take a minute to remove them: it removes them at once only if it learns of their exit after that of the
 // sandbox (ContainerGCPeriod, https://github.com/kubernetes/kubernetes/blob/v1.36.3/pkg/kubelet/kubelet.go).

@@ -418,6 +418,43 @@ func TestStockLosesSecondSnapshotter(t *testing.T) {
 	}
 }
 
+// TestSharedLayerOnSecondSnapshotter runs an image on a second snapshotter whose layers were unpacked before from other blobs, of
+// another image with the same files. Stock fetches no layer that the first snapshotter has unpacked, and then has none to unpack for the
+// second one, although it keeps layers (https://github.com/containerd/containerd/issues/8674).
+func TestSharedLayerOnSecondSnapshotter(t *testing.T) {
+	testkit.OnBoth(t, func(t *testing.T, binary string) {
+		ctx := testkit.Context(t)
+		reg := testkit.Registry(t)
+		n := testkit.Node(t, node.Options{
+			Binary: binary, SandboxImage: testkit.PushPause(t, reg),
+			Handlers: []node.Handler{{Name: "second", Snapshotter: "native"}},
+		})
+		opts := images.Options{}
+		testkit.Push(t, reg, "app:gzip", testkit.App(t, opts))
+		opts.Compression, opts.Labels = images.Zstd, map[string]string{"build": "2"} // another image ID
+		testkit.Push(t, reg, "app:zstd", testkit.App(t, opts))
+		for _, tag := range []string{"gzip", "zstd"} {
+			if _, err := n.Pull(ctx, reg.Ref("app:"+tag), ""); err != nil {
+				t.Fatal(err)
+			}
+		}
+		// The sandbox image is on the node when the second handler needs it.
+		if _, err := n.Run(ctx, "", node.ContainerOptions{Image: reg.Ref("app:zstd")}); err != nil {
+			t.Fatal(err)
+		}
+		line, err := n.Run(ctx, "second", node.ContainerOptions{Image: reg.Ref("app:zstd")})
+		if binary == node.Stock {
+			if err == nil || !strings.Contains(err.Error(), "failed to get reader from content store") || !strings.Contains(err.Error(), "not found") {
+				t.Errorf("stock: got %q, %v, want an unpack error", line, err)
+			}
+			return
+		}
+		if err != nil || line != opts.Line(0) {
+			t.Errorf("got %q, %v", line, err)
+		}
+	})
+}
+
 // TestStockIgnoresHandlerPlatform documents that stock ignores a handler's platform and pulls for the node's platform.
 func TestStockIgnoresHandlerPlatform(t *testing.T) {
 	ctx := testkit.Context(t)
