@@ -407,6 +407,7 @@ type Pin struct {
 	Drift         *Drift                 `protobuf:"bytes,9,opt,name=drift,proto3" json:"drift,omitempty"`               // unset if the tag is not known to have moved
 	Claimer       string                 `protobuf:"bytes,10,opt,name=claimer,proto3" json:"claimer,omitempty"`          // the node that created the pin in the cluster; empty if a person did, or for own pins
 	Provisional   bool                   `protobuf:"varint,11,opt,name=provisional,proto3" json:"provisional,omitempty"` // to be claimed in the cluster when its API server answers
+	Lookup        *Lookup                `protobuf:"bytes,12,opt,name=lookup,proto3" json:"lookup,omitempty"`            // unset if its registry was not asked since the start; only in Pins, CheckPins and Inspect
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -518,6 +519,84 @@ func (x *Pin) GetProvisional() bool {
 	return false
 }
 
+func (x *Pin) GetLookup() *Lookup {
+	if x != nil {
+		return x.Lookup
+	}
+	return nil
+}
+
+// Lookup is what the registry of a pin has answered since the start.
+type Lookup struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	At    *timestamppb.Timestamp `protobuf:"bytes,1,opt,name=at,proto3" json:"at,omitempty"` // when it was asked last
+	// present: the registry has the pinned digest. gone: it does not. no_access: it does not accept the node's credentials.
+	// no_answer: it was not available. Empty: only the tag was looked up, by a pull.
+	Outcome       string                 `protobuf:"bytes,2,opt,name=outcome,proto3" json:"outcome,omitempty"`
+	Since         *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=since,proto3" json:"since,omitempty"` // when the digest was found to be gone
+	Why           string                 `protobuf:"bytes,4,opt,name=why,proto3" json:"why,omitempty"`     // empty if the digest is present
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Lookup) Reset() {
+	*x = Lookup{}
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Lookup) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Lookup) ProtoMessage() {}
+
+func (x *Lookup) ProtoReflect() protoreflect.Message {
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Lookup.ProtoReflect.Descriptor instead.
+func (*Lookup) Descriptor() ([]byte, []int) {
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *Lookup) GetAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.At
+	}
+	return nil
+}
+
+func (x *Lookup) GetOutcome() string {
+	if x != nil {
+		return x.Outcome
+	}
+	return ""
+}
+
+func (x *Lookup) GetSince() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Since
+	}
+	return nil
+}
+
+func (x *Lookup) GetWhy() string {
+	if x != nil {
+		return x.Why
+	}
+	return ""
+}
+
 // PinChange is a digest that a pin had before.
 type PinChange struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -530,7 +609,7 @@ type PinChange struct {
 
 func (x *PinChange) Reset() {
 	*x = PinChange{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[5]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -542,7 +621,7 @@ func (x *PinChange) String() string {
 func (*PinChange) ProtoMessage() {}
 
 func (x *PinChange) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[5]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -555,7 +634,7 @@ func (x *PinChange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PinChange.ProtoReflect.Descriptor instead.
 func (*PinChange) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{5}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *PinChange) GetAt() *timestamppb.Timestamp {
@@ -590,7 +669,7 @@ type Drift struct {
 
 func (x *Drift) Reset() {
 	*x = Drift{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[6]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -602,7 +681,7 @@ func (x *Drift) String() string {
 func (*Drift) ProtoMessage() {}
 
 func (x *Drift) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[6]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -615,7 +694,7 @@ func (x *Drift) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Drift.ProtoReflect.Descriptor instead.
 func (*Drift) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{6}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *Drift) GetDigest() string {
@@ -642,7 +721,7 @@ type ImagesRequest struct {
 
 func (x *ImagesRequest) Reset() {
 	*x = ImagesRequest{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[7]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -654,7 +733,7 @@ func (x *ImagesRequest) String() string {
 func (*ImagesRequest) ProtoMessage() {}
 
 func (x *ImagesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[7]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -667,7 +746,7 @@ func (x *ImagesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImagesRequest.ProtoReflect.Descriptor instead.
 func (*ImagesRequest) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{7}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *ImagesRequest) GetRefGlob() string {
@@ -693,7 +772,7 @@ type ImagesResponse struct {
 
 func (x *ImagesResponse) Reset() {
 	*x = ImagesResponse{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[8]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -705,7 +784,7 @@ func (x *ImagesResponse) String() string {
 func (*ImagesResponse) ProtoMessage() {}
 
 func (x *ImagesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[8]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -718,7 +797,7 @@ func (x *ImagesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImagesResponse.ProtoReflect.Descriptor instead.
 func (*ImagesResponse) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{8}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *ImagesResponse) GetKeys() []*Key {
@@ -737,7 +816,7 @@ type InspectRequest struct {
 
 func (x *InspectRequest) Reset() {
 	*x = InspectRequest{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[9]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -749,7 +828,7 @@ func (x *InspectRequest) String() string {
 func (*InspectRequest) ProtoMessage() {}
 
 func (x *InspectRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[9]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -762,7 +841,7 @@ func (x *InspectRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InspectRequest.ProtoReflect.Descriptor instead.
 func (*InspectRequest) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{9}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *InspectRequest) GetRef() string {
@@ -784,7 +863,7 @@ type InspectResponse struct {
 
 func (x *InspectResponse) Reset() {
 	*x = InspectResponse{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[10]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -796,7 +875,7 @@ func (x *InspectResponse) String() string {
 func (*InspectResponse) ProtoMessage() {}
 
 func (x *InspectResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[10]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -809,7 +888,7 @@ func (x *InspectResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InspectResponse.ProtoReflect.Descriptor instead.
 func (*InspectResponse) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{10}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *InspectResponse) GetRef() string {
@@ -858,7 +937,7 @@ type Rule struct {
 
 func (x *Rule) Reset() {
 	*x = Rule{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[11]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -870,7 +949,7 @@ func (x *Rule) String() string {
 func (*Rule) ProtoMessage() {}
 
 func (x *Rule) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[11]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -883,7 +962,7 @@ func (x *Rule) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Rule.ProtoReflect.Descriptor instead.
 func (*Rule) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{11}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *Rule) GetMatch() string {
@@ -962,7 +1041,7 @@ type ResolveRequest struct {
 
 func (x *ResolveRequest) Reset() {
 	*x = ResolveRequest{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[12]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -974,7 +1053,7 @@ func (x *ResolveRequest) String() string {
 func (*ResolveRequest) ProtoMessage() {}
 
 func (x *ResolveRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[12]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -987,7 +1066,7 @@ func (x *ResolveRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResolveRequest.ProtoReflect.Descriptor instead.
 func (*ResolveRequest) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{12}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *ResolveRequest) GetRef() string {
@@ -1047,7 +1126,7 @@ type ResolveResponse struct {
 
 func (x *ResolveResponse) Reset() {
 	*x = ResolveResponse{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[13]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1059,7 +1138,7 @@ func (x *ResolveResponse) String() string {
 func (*ResolveResponse) ProtoMessage() {}
 
 func (x *ResolveResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[13]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1072,7 +1151,7 @@ func (x *ResolveResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResolveResponse.ProtoReflect.Descriptor instead.
 func (*ResolveResponse) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{13}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *ResolveResponse) GetRef() string {
@@ -1184,7 +1263,7 @@ type Missing struct {
 
 func (x *Missing) Reset() {
 	*x = Missing{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[14]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1196,7 +1275,7 @@ func (x *Missing) String() string {
 func (*Missing) ProtoMessage() {}
 
 func (x *Missing) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[14]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1209,7 +1288,7 @@ func (x *Missing) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Missing.ProtoReflect.Descriptor instead.
 func (*Missing) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{14}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Missing) GetWhat() string {
@@ -1244,7 +1323,7 @@ type PullRequest struct {
 
 func (x *PullRequest) Reset() {
 	*x = PullRequest{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[15]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1256,7 +1335,7 @@ func (x *PullRequest) String() string {
 func (*PullRequest) ProtoMessage() {}
 
 func (x *PullRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[15]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1269,7 +1348,7 @@ func (x *PullRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PullRequest.ProtoReflect.Descriptor instead.
 func (*PullRequest) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{15}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *PullRequest) GetRef() string {
@@ -1303,7 +1382,7 @@ type PullResponse struct {
 
 func (x *PullResponse) Reset() {
 	*x = PullResponse{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[16]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1315,7 +1394,7 @@ func (x *PullResponse) String() string {
 func (*PullResponse) ProtoMessage() {}
 
 func (x *PullResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[16]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1328,7 +1407,7 @@ func (x *PullResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PullResponse.ProtoReflect.Descriptor instead.
 func (*PullResponse) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{16}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *PullResponse) GetProgress() []*Progress {
@@ -1360,7 +1439,7 @@ type Progress struct {
 
 func (x *Progress) Reset() {
 	*x = Progress{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[17]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1372,7 +1451,7 @@ func (x *Progress) String() string {
 func (*Progress) ProtoMessage() {}
 
 func (x *Progress) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[17]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1385,7 +1464,7 @@ func (x *Progress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Progress.ProtoReflect.Descriptor instead.
 func (*Progress) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{17}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *Progress) GetEvent() string {
@@ -1437,7 +1516,7 @@ type PullResult struct {
 
 func (x *PullResult) Reset() {
 	*x = PullResult{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[18]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1449,7 +1528,7 @@ func (x *PullResult) String() string {
 func (*PullResult) ProtoMessage() {}
 
 func (x *PullResult) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[18]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1462,7 +1541,7 @@ func (x *PullResult) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PullResult.ProtoReflect.Descriptor instead.
 func (*PullResult) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{18}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *PullResult) GetKey() *Key {
@@ -1503,7 +1582,7 @@ type PinsRequest struct {
 
 func (x *PinsRequest) Reset() {
 	*x = PinsRequest{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[19]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1515,7 +1594,7 @@ func (x *PinsRequest) String() string {
 func (*PinsRequest) ProtoMessage() {}
 
 func (x *PinsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[19]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1528,7 +1607,7 @@ func (x *PinsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PinsRequest.ProtoReflect.Descriptor instead.
 func (*PinsRequest) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{19}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *PinsRequest) GetRefGlob() string {
@@ -1554,7 +1633,7 @@ type PinsResponse struct {
 
 func (x *PinsResponse) Reset() {
 	*x = PinsResponse{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[20]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1566,7 +1645,7 @@ func (x *PinsResponse) String() string {
 func (*PinsResponse) ProtoMessage() {}
 
 func (x *PinsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[20]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1579,7 +1658,7 @@ func (x *PinsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PinsResponse.ProtoReflect.Descriptor instead.
 func (*PinsResponse) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{20}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *PinsResponse) GetPins() []*Pin {
@@ -1606,7 +1685,7 @@ type SetPinRequest struct {
 
 func (x *SetPinRequest) Reset() {
 	*x = SetPinRequest{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[21]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1618,7 +1697,7 @@ func (x *SetPinRequest) String() string {
 func (*SetPinRequest) ProtoMessage() {}
 
 func (x *SetPinRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[21]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1631,7 +1710,7 @@ func (x *SetPinRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetPinRequest.ProtoReflect.Descriptor instead.
 func (*SetPinRequest) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{21}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *SetPinRequest) GetScope() string {
@@ -1686,7 +1765,7 @@ type SetPinResponse struct {
 
 func (x *SetPinResponse) Reset() {
 	*x = SetPinResponse{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[22]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1698,7 +1777,7 @@ func (x *SetPinResponse) String() string {
 func (*SetPinResponse) ProtoMessage() {}
 
 func (x *SetPinResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[22]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1711,7 +1790,7 @@ func (x *SetPinResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetPinResponse.ProtoReflect.Descriptor instead.
 func (*SetPinResponse) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{22}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *SetPinResponse) GetPin() *Pin {
@@ -1739,7 +1818,7 @@ type UndoPinRequest struct {
 
 func (x *UndoPinRequest) Reset() {
 	*x = UndoPinRequest{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[23]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1751,7 +1830,7 @@ func (x *UndoPinRequest) String() string {
 func (*UndoPinRequest) ProtoMessage() {}
 
 func (x *UndoPinRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[23]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1764,7 +1843,7 @@ func (x *UndoPinRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UndoPinRequest.ProtoReflect.Descriptor instead.
 func (*UndoPinRequest) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{23}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *UndoPinRequest) GetScope() string {
@@ -1798,7 +1877,7 @@ type RemoveImageRequest struct {
 
 func (x *RemoveImageRequest) Reset() {
 	*x = RemoveImageRequest{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[24]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1810,7 +1889,7 @@ func (x *RemoveImageRequest) String() string {
 func (*RemoveImageRequest) ProtoMessage() {}
 
 func (x *RemoveImageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[24]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1823,7 +1902,7 @@ func (x *RemoveImageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveImageRequest.ProtoReflect.Descriptor instead.
 func (*RemoveImageRequest) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{24}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *RemoveImageRequest) GetRef() string {
@@ -1850,7 +1929,7 @@ type RemoveImageResponse struct {
 
 func (x *RemoveImageResponse) Reset() {
 	*x = RemoveImageResponse{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[25]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1862,7 +1941,7 @@ func (x *RemoveImageResponse) String() string {
 func (*RemoveImageResponse) ProtoMessage() {}
 
 func (x *RemoveImageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[25]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1875,7 +1954,7 @@ func (x *RemoveImageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveImageResponse.ProtoReflect.Descriptor instead.
 func (*RemoveImageResponse) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{25}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *RemoveImageResponse) GetRemoved() []*Key {
@@ -1904,7 +1983,7 @@ type PruneRequest struct {
 
 func (x *PruneRequest) Reset() {
 	*x = PruneRequest{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[26]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1916,7 +1995,7 @@ func (x *PruneRequest) String() string {
 func (*PruneRequest) ProtoMessage() {}
 
 func (x *PruneRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[26]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1929,7 +2008,7 @@ func (x *PruneRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PruneRequest.ProtoReflect.Descriptor instead.
 func (*PruneRequest) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{26}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *PruneRequest) GetDryRun() bool {
@@ -1971,7 +2050,7 @@ type PruneResponse struct {
 
 func (x *PruneResponse) Reset() {
 	*x = PruneResponse{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[27]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1983,7 +2062,7 @@ func (x *PruneResponse) String() string {
 func (*PruneResponse) ProtoMessage() {}
 
 func (x *PruneResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[27]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1996,7 +2075,7 @@ func (x *PruneResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PruneResponse.ProtoReflect.Descriptor instead.
 func (*PruneResponse) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{27}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *PruneResponse) GetRemoved() []*Key {
@@ -2030,7 +2109,7 @@ type RemovePinRequest struct {
 
 func (x *RemovePinRequest) Reset() {
 	*x = RemovePinRequest{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[28]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2042,7 +2121,7 @@ func (x *RemovePinRequest) String() string {
 func (*RemovePinRequest) ProtoMessage() {}
 
 func (x *RemovePinRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[28]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2055,7 +2134,7 @@ func (x *RemovePinRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemovePinRequest.ProtoReflect.Descriptor instead.
 func (*RemovePinRequest) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{28}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *RemovePinRequest) GetScope() string {
@@ -2081,7 +2160,7 @@ type RemovePinResponse struct {
 
 func (x *RemovePinResponse) Reset() {
 	*x = RemovePinResponse{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[29]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2093,7 +2172,7 @@ func (x *RemovePinResponse) String() string {
 func (*RemovePinResponse) ProtoMessage() {}
 
 func (x *RemovePinResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[29]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2106,7 +2185,7 @@ func (x *RemovePinResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemovePinResponse.ProtoReflect.Descriptor instead.
 func (*RemovePinResponse) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{29}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *RemovePinResponse) GetPin() *Pin {
@@ -2127,7 +2206,7 @@ type RefreshRequest struct {
 
 func (x *RefreshRequest) Reset() {
 	*x = RefreshRequest{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[30]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2139,7 +2218,7 @@ func (x *RefreshRequest) String() string {
 func (*RefreshRequest) ProtoMessage() {}
 
 func (x *RefreshRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[30]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2152,7 +2231,7 @@ func (x *RefreshRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RefreshRequest.ProtoReflect.Descriptor instead.
 func (*RefreshRequest) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{30}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *RefreshRequest) GetRef() string {
@@ -2188,7 +2267,7 @@ type RefreshResponse struct {
 
 func (x *RefreshResponse) Reset() {
 	*x = RefreshResponse{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[31]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2200,7 +2279,7 @@ func (x *RefreshResponse) String() string {
 func (*RefreshResponse) ProtoMessage() {}
 
 func (x *RefreshResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[31]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2213,7 +2292,7 @@ func (x *RefreshResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RefreshResponse.ProtoReflect.Descriptor instead.
 func (*RefreshResponse) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{31}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *RefreshResponse) GetRef() string {
@@ -2254,7 +2333,7 @@ type RefreshResponses struct {
 
 func (x *RefreshResponses) Reset() {
 	*x = RefreshResponses{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[32]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2266,7 +2345,7 @@ func (x *RefreshResponses) String() string {
 func (*RefreshResponses) ProtoMessage() {}
 
 func (x *RefreshResponses) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[32]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2279,7 +2358,7 @@ func (x *RefreshResponses) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RefreshResponses.ProtoReflect.Descriptor instead.
 func (*RefreshResponses) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{32}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *RefreshResponses) GetResponses() []*RefreshResponse {
@@ -2302,7 +2381,7 @@ type Refreshed struct {
 
 func (x *Refreshed) Reset() {
 	*x = Refreshed{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[33]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2314,7 +2393,7 @@ func (x *Refreshed) String() string {
 func (*Refreshed) ProtoMessage() {}
 
 func (x *Refreshed) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[33]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2327,7 +2406,7 @@ func (x *Refreshed) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Refreshed.ProtoReflect.Descriptor instead.
 func (*Refreshed) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{33}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *Refreshed) GetScope() string {
@@ -2373,7 +2452,7 @@ type StatusRequest struct {
 
 func (x *StatusRequest) Reset() {
 	*x = StatusRequest{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[34]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2385,7 +2464,7 @@ func (x *StatusRequest) String() string {
 func (*StatusRequest) ProtoMessage() {}
 
 func (x *StatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[34]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2398,7 +2477,7 @@ func (x *StatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusRequest.ProtoReflect.Descriptor instead.
 func (*StatusRequest) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{34}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{35}
 }
 
 type StatusResponse struct {
@@ -2425,7 +2504,7 @@ type StatusResponse struct {
 
 func (x *StatusResponse) Reset() {
 	*x = StatusResponse{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[35]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2437,7 +2516,7 @@ func (x *StatusResponse) String() string {
 func (*StatusResponse) ProtoMessage() {}
 
 func (x *StatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[35]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2450,7 +2529,7 @@ func (x *StatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusResponse.ProtoReflect.Descriptor instead.
 func (*StatusResponse) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{35}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *StatusResponse) GetVersion() string {
@@ -2576,7 +2655,7 @@ type LimitRateRequest struct {
 
 func (x *LimitRateRequest) Reset() {
 	*x = LimitRateRequest{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[36]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2588,7 +2667,7 @@ func (x *LimitRateRequest) String() string {
 func (*LimitRateRequest) ProtoMessage() {}
 
 func (x *LimitRateRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[36]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2601,7 +2680,7 @@ func (x *LimitRateRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LimitRateRequest.ProtoReflect.Descriptor instead.
 func (*LimitRateRequest) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{36}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *LimitRateRequest) GetBytesPerSecond() int64 {
@@ -2630,7 +2709,7 @@ type DownloadRate struct {
 
 func (x *DownloadRate) Reset() {
 	*x = DownloadRate{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[37]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2642,7 +2721,7 @@ func (x *DownloadRate) String() string {
 func (*DownloadRate) ProtoMessage() {}
 
 func (x *DownloadRate) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[37]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2655,7 +2734,7 @@ func (x *DownloadRate) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DownloadRate.ProtoReflect.Descriptor instead.
 func (*DownloadRate) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{37}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *DownloadRate) GetBytesPerSecond() int64 {
@@ -2694,7 +2773,7 @@ type LockSummary struct {
 
 func (x *LockSummary) Reset() {
 	*x = LockSummary{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[38]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2706,7 +2785,7 @@ func (x *LockSummary) String() string {
 func (*LockSummary) ProtoMessage() {}
 
 func (x *LockSummary) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[38]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2719,7 +2798,7 @@ func (x *LockSummary) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LockSummary.ProtoReflect.Descriptor instead.
 func (*LockSummary) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{38}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *LockSummary) GetDigest() string {
@@ -2781,7 +2860,7 @@ type IndexStatus struct {
 
 func (x *IndexStatus) Reset() {
 	*x = IndexStatus{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[39]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2793,7 +2872,7 @@ func (x *IndexStatus) String() string {
 func (*IndexStatus) ProtoMessage() {}
 
 func (x *IndexStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[39]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2806,7 +2885,7 @@ func (x *IndexStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use IndexStatus.ProtoReflect.Descriptor instead.
 func (*IndexStatus) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{39}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *IndexStatus) GetReady() bool {
@@ -2879,7 +2958,7 @@ type TargetStatus struct {
 
 func (x *TargetStatus) Reset() {
 	*x = TargetStatus{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[40]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2891,7 +2970,7 @@ func (x *TargetStatus) String() string {
 func (*TargetStatus) ProtoMessage() {}
 
 func (x *TargetStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[40]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2904,7 +2983,7 @@ func (x *TargetStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TargetStatus.ProtoReflect.Descriptor instead.
 func (*TargetStatus) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{40}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *TargetStatus) GetTarget() *Target {
@@ -2943,19 +3022,22 @@ func (x *TargetStatus) GetError() string {
 }
 
 type PinStatus struct {
-	state            protoimpl.MessageState `protogen:"open.v1"`
-	Pins             int64                  `protobuf:"varint,1,opt,name=pins,proto3" json:"pins,omitempty"`
-	Drifted          int64                  `protobuf:"varint,2,opt,name=drifted,proto3" json:"drifted,omitempty"`         // their tag has moved in the registry
-	Provisional      int64                  `protobuf:"varint,3,opt,name=provisional,proto3" json:"provisional,omitempty"` // to be claimed in the Kubernetes API
-	RetainedBytes    int64                  `protobuf:"varint,4,opt,name=retained_bytes,json=retainedBytes,proto3" json:"retained_bytes,omitempty"`
-	MaxRetainedBytes int64                  `protobuf:"varint,5,opt,name=max_retained_bytes,json=maxRetainedBytes,proto3" json:"max_retained_bytes,omitempty"` // 0 means no limit
-	unknownFields    protoimpl.UnknownFields
-	sizeCache        protoimpl.SizeCache
+	state                 protoimpl.MessageState `protogen:"open.v1"`
+	Pins                  int64                  `protobuf:"varint,1,opt,name=pins,proto3" json:"pins,omitempty"`
+	Drifted               int64                  `protobuf:"varint,2,opt,name=drifted,proto3" json:"drifted,omitempty"`         // their tag has moved in the registry
+	Provisional           int64                  `protobuf:"varint,3,opt,name=provisional,proto3" json:"provisional,omitempty"` // to be claimed in the Kubernetes API
+	RetainedBytes         int64                  `protobuf:"varint,4,opt,name=retained_bytes,json=retainedBytes,proto3" json:"retained_bytes,omitempty"`
+	MaxRetainedBytes      int64                  `protobuf:"varint,5,opt,name=max_retained_bytes,json=maxRetainedBytes,proto3" json:"max_retained_bytes,omitempty"`                // 0 means no limit
+	Gone                  int64                  `protobuf:"varint,6,opt,name=gone,proto3" json:"gone,omitempty"`                                                                  // their registry no longer has the digest, at the last look-up
+	LookupIntervalSeconds int64                  `protobuf:"varint,7,opt,name=lookup_interval_seconds,json=lookupIntervalSeconds,proto3" json:"lookup_interval_seconds,omitempty"` // 0 means no look-ups in the background
+	LookedUpAt            *timestamppb.Timestamp `protobuf:"bytes,8,opt,name=looked_up_at,json=lookedUpAt,proto3" json:"looked_up_at,omitempty"`                                   // the end of the last round of look-ups; unset before the first one
+	unknownFields         protoimpl.UnknownFields
+	sizeCache             protoimpl.SizeCache
 }
 
 func (x *PinStatus) Reset() {
 	*x = PinStatus{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[41]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2967,7 +3049,7 @@ func (x *PinStatus) String() string {
 func (*PinStatus) ProtoMessage() {}
 
 func (x *PinStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[41]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2980,7 +3062,7 @@ func (x *PinStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PinStatus.ProtoReflect.Descriptor instead.
 func (*PinStatus) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{41}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *PinStatus) GetPins() int64 {
@@ -3018,6 +3100,27 @@ func (x *PinStatus) GetMaxRetainedBytes() int64 {
 	return 0
 }
 
+func (x *PinStatus) GetGone() int64 {
+	if x != nil {
+		return x.Gone
+	}
+	return 0
+}
+
+func (x *PinStatus) GetLookupIntervalSeconds() int64 {
+	if x != nil {
+		return x.LookupIntervalSeconds
+	}
+	return 0
+}
+
+func (x *PinStatus) GetLookedUpAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.LookedUpAt
+	}
+	return nil
+}
+
 // RunningPull is a pull in progress.
 type RunningPull struct {
 	state       protoimpl.MessageState `protogen:"open.v1"`
@@ -3037,7 +3140,7 @@ type RunningPull struct {
 
 func (x *RunningPull) Reset() {
 	*x = RunningPull{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[42]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3049,7 +3152,7 @@ func (x *RunningPull) String() string {
 func (*RunningPull) ProtoMessage() {}
 
 func (x *RunningPull) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[42]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3062,7 +3165,7 @@ func (x *RunningPull) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunningPull.ProtoReflect.Descriptor instead.
 func (*RunningPull) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{42}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *RunningPull) GetRef() string {
@@ -3132,7 +3235,7 @@ type Problem struct {
 
 func (x *Problem) Reset() {
 	*x = Problem{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[43]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3144,7 +3247,7 @@ func (x *Problem) String() string {
 func (*Problem) ProtoMessage() {}
 
 func (x *Problem) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[43]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3157,7 +3260,7 @@ func (x *Problem) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Problem.ProtoReflect.Descriptor instead.
 func (*Problem) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{43}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *Problem) GetMessage() string {
@@ -3183,7 +3286,7 @@ type DiskUsageRequest struct {
 
 func (x *DiskUsageRequest) Reset() {
 	*x = DiskUsageRequest{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[44]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3195,7 +3298,7 @@ func (x *DiskUsageRequest) String() string {
 func (*DiskUsageRequest) ProtoMessage() {}
 
 func (x *DiskUsageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[44]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3208,7 +3311,7 @@ func (x *DiskUsageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiskUsageRequest.ProtoReflect.Descriptor instead.
 func (*DiskUsageRequest) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{44}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *DiskUsageRequest) GetRefGlob() string {
@@ -3233,7 +3336,7 @@ type DiskUsageResponse struct {
 
 func (x *DiskUsageResponse) Reset() {
 	*x = DiskUsageResponse{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[45]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3245,7 +3348,7 @@ func (x *DiskUsageResponse) String() string {
 func (*DiskUsageResponse) ProtoMessage() {}
 
 func (x *DiskUsageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[45]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3258,7 +3361,7 @@ func (x *DiskUsageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiskUsageResponse.ProtoReflect.Descriptor instead.
 func (*DiskUsageResponse) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{45}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *DiskUsageResponse) GetImages() []*ImageUsage {
@@ -3311,7 +3414,7 @@ type ImageUsage struct {
 
 func (x *ImageUsage) Reset() {
 	*x = ImageUsage{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[46]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3323,7 +3426,7 @@ func (x *ImageUsage) String() string {
 func (*ImageUsage) ProtoMessage() {}
 
 func (x *ImageUsage) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[46]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3336,7 +3439,7 @@ func (x *ImageUsage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImageUsage.ProtoReflect.Descriptor instead.
 func (*ImageUsage) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{46}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *ImageUsage) GetImageId() string {
@@ -3393,7 +3496,7 @@ type UnpackedUsage struct {
 
 func (x *UnpackedUsage) Reset() {
 	*x = UnpackedUsage{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[47]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3405,7 +3508,7 @@ func (x *UnpackedUsage) String() string {
 func (*UnpackedUsage) ProtoMessage() {}
 
 func (x *UnpackedUsage) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[47]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3418,7 +3521,7 @@ func (x *UnpackedUsage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UnpackedUsage.ProtoReflect.Descriptor instead.
 func (*UnpackedUsage) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{47}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *UnpackedUsage) GetSnapshotter() string {
@@ -3452,7 +3555,7 @@ type ContentUsage struct {
 
 func (x *ContentUsage) Reset() {
 	*x = ContentUsage{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[48]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3464,7 +3567,7 @@ func (x *ContentUsage) String() string {
 func (*ContentUsage) ProtoMessage() {}
 
 func (x *ContentUsage) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[48]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3477,7 +3580,7 @@ func (x *ContentUsage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ContentUsage.ProtoReflect.Descriptor instead.
 func (*ContentUsage) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{48}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *ContentUsage) GetBlobs() int64 {
@@ -3509,7 +3612,7 @@ type SnapshotterUsage struct {
 
 func (x *SnapshotterUsage) Reset() {
 	*x = SnapshotterUsage{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[49]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3521,7 +3624,7 @@ func (x *SnapshotterUsage) String() string {
 func (*SnapshotterUsage) ProtoMessage() {}
 
 func (x *SnapshotterUsage) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[49]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3534,7 +3637,7 @@ func (x *SnapshotterUsage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotterUsage.ProtoReflect.Descriptor instead.
 func (*SnapshotterUsage) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{49}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *SnapshotterUsage) GetSnapshotter() string {
@@ -3588,7 +3691,7 @@ type EventsRequest struct {
 
 func (x *EventsRequest) Reset() {
 	*x = EventsRequest{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[50]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3600,7 +3703,7 @@ func (x *EventsRequest) String() string {
 func (*EventsRequest) ProtoMessage() {}
 
 func (x *EventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[50]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3613,7 +3716,7 @@ func (x *EventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsRequest.ProtoReflect.Descriptor instead.
 func (*EventsRequest) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{50}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *EventsRequest) GetRefGlob() string {
@@ -3647,7 +3750,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[51]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3659,7 +3762,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[51]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3672,7 +3775,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{51}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *Event) GetAt() *timestamppb.Timestamp {
@@ -3783,7 +3886,7 @@ type DiffRequest struct {
 
 func (x *DiffRequest) Reset() {
 	*x = DiffRequest{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[52]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3795,7 +3898,7 @@ func (x *DiffRequest) String() string {
 func (*DiffRequest) ProtoMessage() {}
 
 func (x *DiffRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[52]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3808,7 +3911,7 @@ func (x *DiffRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiffRequest.ProtoReflect.Descriptor instead.
 func (*DiffRequest) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{52}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *DiffRequest) GetRef() string {
@@ -3860,7 +3963,7 @@ type DiffResponse struct {
 
 func (x *DiffResponse) Reset() {
 	*x = DiffResponse{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[53]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3872,7 +3975,7 @@ func (x *DiffResponse) String() string {
 func (*DiffResponse) ProtoMessage() {}
 
 func (x *DiffResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[53]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3885,7 +3988,7 @@ func (x *DiffResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiffResponse.ProtoReflect.Descriptor instead.
 func (*DiffResponse) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{53}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *DiffResponse) GetRef() string {
@@ -3948,7 +4051,7 @@ type PlatformDiff struct {
 
 func (x *PlatformDiff) Reset() {
 	*x = PlatformDiff{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[54]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3960,7 +4063,7 @@ func (x *PlatformDiff) String() string {
 func (*PlatformDiff) ProtoMessage() {}
 
 func (x *PlatformDiff) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[54]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3973,7 +4076,7 @@ func (x *PlatformDiff) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlatformDiff.ProtoReflect.Descriptor instead.
 func (*PlatformDiff) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{54}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *PlatformDiff) GetPlatform() string {
@@ -4050,7 +4153,7 @@ type LayerDiff struct {
 
 func (x *LayerDiff) Reset() {
 	*x = LayerDiff{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[55]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4062,7 +4165,7 @@ func (x *LayerDiff) String() string {
 func (*LayerDiff) ProtoMessage() {}
 
 func (x *LayerDiff) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[55]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4075,7 +4178,7 @@ func (x *LayerDiff) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LayerDiff.ProtoReflect.Descriptor instead.
 func (*LayerDiff) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{55}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *LayerDiff) GetChange() string {
@@ -4111,7 +4214,7 @@ type ConfigDiff struct {
 
 func (x *ConfigDiff) Reset() {
 	*x = ConfigDiff{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[56]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4123,7 +4226,7 @@ func (x *ConfigDiff) String() string {
 func (*ConfigDiff) ProtoMessage() {}
 
 func (x *ConfigDiff) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[56]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4136,7 +4239,7 @@ func (x *ConfigDiff) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConfigDiff.ProtoReflect.Descriptor instead.
 func (*ConfigDiff) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{56}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *ConfigDiff) GetField() string {
@@ -4171,7 +4274,7 @@ type CheckRequest struct {
 
 func (x *CheckRequest) Reset() {
 	*x = CheckRequest{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[57]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4183,7 +4286,7 @@ func (x *CheckRequest) String() string {
 func (*CheckRequest) ProtoMessage() {}
 
 func (x *CheckRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[57]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4196,7 +4299,7 @@ func (x *CheckRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckRequest.ProtoReflect.Descriptor instead.
 func (*CheckRequest) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{57}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *CheckRequest) GetRepair() bool {
@@ -4223,7 +4326,7 @@ type CheckResponse struct {
 
 func (x *CheckResponse) Reset() {
 	*x = CheckResponse{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[58]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4235,7 +4338,7 @@ func (x *CheckResponse) String() string {
 func (*CheckResponse) ProtoMessage() {}
 
 func (x *CheckResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[58]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4248,7 +4351,7 @@ func (x *CheckResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckResponse.ProtoReflect.Descriptor instead.
 func (*CheckResponse) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{58}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *CheckResponse) GetFindings() []*Finding {
@@ -4277,7 +4380,7 @@ type DeepCheckRequest struct {
 
 func (x *DeepCheckRequest) Reset() {
 	*x = DeepCheckRequest{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[59]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4289,7 +4392,7 @@ func (x *DeepCheckRequest) String() string {
 func (*DeepCheckRequest) ProtoMessage() {}
 
 func (x *DeepCheckRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[59]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4302,7 +4405,7 @@ func (x *DeepCheckRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeepCheckRequest.ProtoReflect.Descriptor instead.
 func (*DeepCheckRequest) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{59}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *DeepCheckRequest) GetRepair() bool {
@@ -4336,7 +4439,7 @@ type DeepCheckResponse struct {
 
 func (x *DeepCheckResponse) Reset() {
 	*x = DeepCheckResponse{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[60]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4348,7 +4451,7 @@ func (x *DeepCheckResponse) String() string {
 func (*DeepCheckResponse) ProtoMessage() {}
 
 func (x *DeepCheckResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[60]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4361,7 +4464,7 @@ func (x *DeepCheckResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeepCheckResponse.ProtoReflect.Descriptor instead.
 func (*DeepCheckResponse) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{60}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *DeepCheckResponse) GetProgress() *DeepCheckProgress {
@@ -4394,7 +4497,7 @@ type DeepCheckProgress struct {
 
 func (x *DeepCheckProgress) Reset() {
 	*x = DeepCheckProgress{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[61]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4406,7 +4509,7 @@ func (x *DeepCheckProgress) String() string {
 func (*DeepCheckProgress) ProtoMessage() {}
 
 func (x *DeepCheckProgress) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[61]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4419,7 +4522,7 @@ func (x *DeepCheckProgress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeepCheckProgress.ProtoReflect.Descriptor instead.
 func (*DeepCheckProgress) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{61}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *DeepCheckProgress) GetBlobs() int64 {
@@ -4494,7 +4597,7 @@ type Finding struct {
 
 func (x *Finding) Reset() {
 	*x = Finding{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[62]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4506,7 +4609,7 @@ func (x *Finding) String() string {
 func (*Finding) ProtoMessage() {}
 
 func (x *Finding) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[62]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4519,7 +4622,7 @@ func (x *Finding) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Finding.ProtoReflect.Descriptor instead.
 func (*Finding) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{62}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *Finding) GetSubject() string {
@@ -4595,7 +4698,7 @@ type ApplyRequest struct {
 
 func (x *ApplyRequest) Reset() {
 	*x = ApplyRequest{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[63]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4607,7 +4710,7 @@ func (x *ApplyRequest) String() string {
 func (*ApplyRequest) ProtoMessage() {}
 
 func (x *ApplyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[63]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4620,7 +4723,7 @@ func (x *ApplyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyRequest.ProtoReflect.Descriptor instead.
 func (*ApplyRequest) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{63}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *ApplyRequest) GetLock() []byte {
@@ -4694,7 +4797,7 @@ type CancelApplyRequest struct {
 
 func (x *CancelApplyRequest) Reset() {
 	*x = CancelApplyRequest{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[64]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4706,7 +4809,7 @@ func (x *CancelApplyRequest) String() string {
 func (*CancelApplyRequest) ProtoMessage() {}
 
 func (x *CancelApplyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[64]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4719,7 +4822,7 @@ func (x *CancelApplyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelApplyRequest.ProtoReflect.Descriptor instead.
 func (*CancelApplyRequest) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{64}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{65}
 }
 
 type CancelApplyResponse struct {
@@ -4731,7 +4834,7 @@ type CancelApplyResponse struct {
 
 func (x *CancelApplyResponse) Reset() {
 	*x = CancelApplyResponse{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[65]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4743,7 +4846,7 @@ func (x *CancelApplyResponse) String() string {
 func (*CancelApplyResponse) ProtoMessage() {}
 
 func (x *CancelApplyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[65]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4756,7 +4859,7 @@ func (x *CancelApplyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelApplyResponse.ProtoReflect.Descriptor instead.
 func (*CancelApplyResponse) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{65}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *CancelApplyResponse) GetCanceled() bool {
@@ -4776,7 +4879,7 @@ type RollbackRequest struct {
 
 func (x *RollbackRequest) Reset() {
 	*x = RollbackRequest{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[66]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4788,7 +4891,7 @@ func (x *RollbackRequest) String() string {
 func (*RollbackRequest) ProtoMessage() {}
 
 func (x *RollbackRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[66]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4801,7 +4904,7 @@ func (x *RollbackRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RollbackRequest.ProtoReflect.Descriptor instead.
 func (*RollbackRequest) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{66}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *RollbackRequest) GetCredential() *Credential {
@@ -4828,7 +4931,7 @@ type ApplyResponse struct {
 
 func (x *ApplyResponse) Reset() {
 	*x = ApplyResponse{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[67]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4840,7 +4943,7 @@ func (x *ApplyResponse) String() string {
 func (*ApplyResponse) ProtoMessage() {}
 
 func (x *ApplyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[67]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4853,7 +4956,7 @@ func (x *ApplyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyResponse.ProtoReflect.Descriptor instead.
 func (*ApplyResponse) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{67}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *ApplyResponse) GetProgress() *ApplyProgress {
@@ -4883,7 +4986,7 @@ type ApplyProgress struct {
 
 func (x *ApplyProgress) Reset() {
 	*x = ApplyProgress{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[68]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4895,7 +4998,7 @@ func (x *ApplyProgress) String() string {
 func (*ApplyProgress) ProtoMessage() {}
 
 func (x *ApplyProgress) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[68]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4908,7 +5011,7 @@ func (x *ApplyProgress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyProgress.ProtoReflect.Descriptor instead.
 func (*ApplyProgress) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{68}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *ApplyProgress) GetPhase() string {
@@ -4958,7 +5061,7 @@ type ApplyResult struct {
 
 func (x *ApplyResult) Reset() {
 	*x = ApplyResult{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[69]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4970,7 +5073,7 @@ func (x *ApplyResult) String() string {
 func (*ApplyResult) ProtoMessage() {}
 
 func (x *ApplyResult) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[69]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4983,7 +5086,7 @@ func (x *ApplyResult) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyResult.ProtoReflect.Descriptor instead.
 func (*ApplyResult) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{69}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *ApplyResult) GetLock() string {
@@ -5026,7 +5129,7 @@ type LockChange struct {
 
 func (x *LockChange) Reset() {
 	*x = LockChange{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[70]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5038,7 +5141,7 @@ func (x *LockChange) String() string {
 func (*LockChange) ProtoMessage() {}
 
 func (x *LockChange) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[70]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5051,7 +5154,7 @@ func (x *LockChange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LockChange.ProtoReflect.Descriptor instead.
 func (*LockChange) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{70}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *LockChange) GetRef() string {
@@ -5083,7 +5186,7 @@ type LockStatusRequest struct {
 
 func (x *LockStatusRequest) Reset() {
 	*x = LockStatusRequest{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[71]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5095,7 +5198,7 @@ func (x *LockStatusRequest) String() string {
 func (*LockStatusRequest) ProtoMessage() {}
 
 func (x *LockStatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[71]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5108,7 +5211,7 @@ func (x *LockStatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LockStatusRequest.ProtoReflect.Descriptor instead.
 func (*LockStatusRequest) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{71}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{72}
 }
 
 type LockStatusResponse struct {
@@ -5128,7 +5231,7 @@ type LockStatusResponse struct {
 
 func (x *LockStatusResponse) Reset() {
 	*x = LockStatusResponse{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[72]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5140,7 +5243,7 @@ func (x *LockStatusResponse) String() string {
 func (*LockStatusResponse) ProtoMessage() {}
 
 func (x *LockStatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[72]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5153,7 +5256,7 @@ func (x *LockStatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LockStatusResponse.ProtoReflect.Descriptor instead.
 func (*LockStatusResponse) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{72}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *LockStatusResponse) GetLock() *Lock {
@@ -5233,7 +5336,7 @@ type Lock struct {
 
 func (x *Lock) Reset() {
 	*x = Lock{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[73]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5245,7 +5348,7 @@ func (x *Lock) String() string {
 func (*Lock) ProtoMessage() {}
 
 func (x *Lock) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[73]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5258,7 +5361,7 @@ func (x *Lock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Lock.ProtoReflect.Descriptor instead.
 func (*Lock) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{73}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *Lock) GetDigest() string {
@@ -5314,7 +5417,7 @@ type LockFailure struct {
 
 func (x *LockFailure) Reset() {
 	*x = LockFailure{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[74]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5326,7 +5429,7 @@ func (x *LockFailure) String() string {
 func (*LockFailure) ProtoMessage() {}
 
 func (x *LockFailure) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[74]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5339,7 +5442,7 @@ func (x *LockFailure) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LockFailure.ProtoReflect.Descriptor instead.
 func (*LockFailure) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{74}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *LockFailure) GetAt() *timestamppb.Timestamp {
@@ -5377,7 +5480,7 @@ type LockCounts struct {
 
 func (x *LockCounts) Reset() {
 	*x = LockCounts{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[75]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5389,7 +5492,7 @@ func (x *LockCounts) String() string {
 func (*LockCounts) ProtoMessage() {}
 
 func (x *LockCounts) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[75]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5402,7 +5505,7 @@ func (x *LockCounts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LockCounts.ProtoReflect.Descriptor instead.
 func (*LockCounts) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{75}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *LockCounts) GetLocked() int64 {
@@ -5463,7 +5566,7 @@ type LockedImage struct {
 
 func (x *LockedImage) Reset() {
 	*x = LockedImage{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[76]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5475,7 +5578,7 @@ func (x *LockedImage) String() string {
 func (*LockedImage) ProtoMessage() {}
 
 func (x *LockedImage) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[76]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5488,7 +5591,7 @@ func (x *LockedImage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LockedImage.ProtoReflect.Descriptor instead.
 func (*LockedImage) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{76}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *LockedImage) GetRef() string {
@@ -5552,7 +5655,7 @@ type ExtraImage struct {
 
 func (x *ExtraImage) Reset() {
 	*x = ExtraImage{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[77]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5564,7 +5667,7 @@ func (x *ExtraImage) String() string {
 func (*ExtraImage) ProtoMessage() {}
 
 func (x *ExtraImage) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[77]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5577,7 +5680,7 @@ func (x *ExtraImage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtraImage.ProtoReflect.Descriptor instead.
 func (*ExtraImage) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{77}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *ExtraImage) GetImageId() string {
@@ -5616,7 +5719,7 @@ type DriftedContainer struct {
 
 func (x *DriftedContainer) Reset() {
 	*x = DriftedContainer{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[78]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5628,7 +5731,7 @@ func (x *DriftedContainer) String() string {
 func (*DriftedContainer) ProtoMessage() {}
 
 func (x *DriftedContainer) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[78]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5641,7 +5744,7 @@ func (x *DriftedContainer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DriftedContainer.ProtoReflect.Descriptor instead.
 func (*DriftedContainer) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{78}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *DriftedContainer) GetNamespace() string {
@@ -5695,7 +5798,7 @@ type RemoveLockRequest struct {
 
 func (x *RemoveLockRequest) Reset() {
 	*x = RemoveLockRequest{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[79]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5707,7 +5810,7 @@ func (x *RemoveLockRequest) String() string {
 func (*RemoveLockRequest) ProtoMessage() {}
 
 func (x *RemoveLockRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[79]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5720,7 +5823,7 @@ func (x *RemoveLockRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveLockRequest.ProtoReflect.Descriptor instead.
 func (*RemoveLockRequest) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{79}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *RemoveLockRequest) GetPrevious() bool {
@@ -5739,7 +5842,7 @@ type RemoveLockResponse struct {
 
 func (x *RemoveLockResponse) Reset() {
 	*x = RemoveLockResponse{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[80]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5751,7 +5854,7 @@ func (x *RemoveLockResponse) String() string {
 func (*RemoveLockResponse) ProtoMessage() {}
 
 func (x *RemoveLockResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[80]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5764,7 +5867,7 @@ func (x *RemoveLockResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveLockResponse.ProtoReflect.Descriptor instead.
 func (*RemoveLockResponse) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{80}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *RemoveLockResponse) GetResult() *ApplyResult {
@@ -5787,7 +5890,7 @@ type LockEvent struct {
 
 func (x *LockEvent) Reset() {
 	*x = LockEvent{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[81]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5799,7 +5902,7 @@ func (x *LockEvent) String() string {
 func (*LockEvent) ProtoMessage() {}
 
 func (x *LockEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[81]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5812,7 +5915,7 @@ func (x *LockEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LockEvent.ProtoReflect.Descriptor instead.
 func (*LockEvent) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{81}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *LockEvent) GetLock() string {
@@ -5852,7 +5955,7 @@ type UninstallRequest struct {
 
 func (x *UninstallRequest) Reset() {
 	*x = UninstallRequest{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[82]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5864,7 +5967,7 @@ func (x *UninstallRequest) String() string {
 func (*UninstallRequest) ProtoMessage() {}
 
 func (x *UninstallRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[82]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5877,7 +5980,7 @@ func (x *UninstallRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UninstallRequest.ProtoReflect.Descriptor instead.
 func (*UninstallRequest) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{82}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *UninstallRequest) GetDryRun() bool {
@@ -5899,7 +6002,7 @@ type UninstallResponse struct {
 
 func (x *UninstallResponse) Reset() {
 	*x = UninstallResponse{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[83]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5911,7 +6014,7 @@ func (x *UninstallResponse) String() string {
 func (*UninstallResponse) ProtoMessage() {}
 
 func (x *UninstallResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[83]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5924,7 +6027,7 @@ func (x *UninstallResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UninstallResponse.ProtoReflect.Descriptor instead.
 func (*UninstallResponse) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{83}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{84}
 }
 
 func (x *UninstallResponse) GetLabels() int64 {
@@ -5963,7 +6066,7 @@ type VersionRequest struct {
 
 func (x *VersionRequest) Reset() {
 	*x = VersionRequest{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[84]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5975,7 +6078,7 @@ func (x *VersionRequest) String() string {
 func (*VersionRequest) ProtoMessage() {}
 
 func (x *VersionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[84]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5988,7 +6091,7 @@ func (x *VersionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VersionRequest.ProtoReflect.Descriptor instead.
 func (*VersionRequest) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{84}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{85}
 }
 
 type VersionResponse struct {
@@ -6000,7 +6103,7 @@ type VersionResponse struct {
 
 func (x *VersionResponse) Reset() {
 	*x = VersionResponse{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[85]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6012,7 +6115,7 @@ func (x *VersionResponse) String() string {
 func (*VersionResponse) ProtoMessage() {}
 
 func (x *VersionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[85]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6025,7 +6128,7 @@ func (x *VersionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VersionResponse.ProtoReflect.Descriptor instead.
 func (*VersionResponse) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{85}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{86}
 }
 
 func (x *VersionResponse) GetVersion() string {
@@ -6047,7 +6150,7 @@ type PinEvent struct {
 
 func (x *PinEvent) Reset() {
 	*x = PinEvent{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[86]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6059,7 +6162,7 @@ func (x *PinEvent) String() string {
 func (*PinEvent) ProtoMessage() {}
 
 func (x *PinEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[86]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6072,7 +6175,7 @@ func (x *PinEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PinEvent.ProtoReflect.Descriptor instead.
 func (*PinEvent) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{86}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{87}
 }
 
 func (x *PinEvent) GetPin() *Pin {
@@ -6128,7 +6231,7 @@ const file_imagepin_v1_imagepin_proto_rawDesc = "" +
 	"\bpassword\x18\x02 \x01(\tR\bpassword\x12\x12\n" +
 	"\x04auth\x18\x03 \x01(\tR\x04auth\x12%\n" +
 	"\x0eserver_address\x18\x04 \x01(\tR\rserverAddress\x12%\n" +
-	"\x0eidentity_token\x18\x05 \x01(\tR\ridentityToken\"\x8d\x03\n" +
+	"\x0eidentity_token\x18\x05 \x01(\tR\ridentityToken\"\xba\x03\n" +
 	"\x03Pin\x12\x14\n" +
 	"\x05scope\x18\x01 \x01(\tR\x05scope\x12\x10\n" +
 	"\x03ref\x18\x02 \x01(\tR\x03ref\x12+\n" +
@@ -6141,7 +6244,13 @@ const file_imagepin_v1_imagepin_proto_rawDesc = "" +
 	"\x05drift\x18\t \x01(\v2\x12.imagepin.v1.DriftR\x05drift\x12\x18\n" +
 	"\aclaimer\x18\n" +
 	" \x01(\tR\aclaimer\x12 \n" +
-	"\vprovisional\x18\v \x01(\bR\vprovisional\"_\n" +
+	"\vprovisional\x18\v \x01(\bR\vprovisional\x12+\n" +
+	"\x06lookup\x18\f \x01(\v2\x13.imagepin.v1.LookupR\x06lookup\"\x92\x01\n" +
+	"\x06Lookup\x12*\n" +
+	"\x02at\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\x02at\x12\x18\n" +
+	"\aoutcome\x18\x02 \x01(\tR\aoutcome\x120\n" +
+	"\x05since\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\x12\x10\n" +
+	"\x03why\x18\x04 \x01(\tR\x03why\"_\n" +
 	"\tPinChange\x12*\n" +
 	"\x02at\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\x02at\x12\x16\n" +
 	"\x06digest\x18\x02 \x01(\tR\x06digest\x12\x0e\n" +
@@ -6338,13 +6447,17 @@ const file_imagepin_v1_imagepin_proto_rawDesc = "" +
 	"\bhandlers\x18\x02 \x03(\tR\bhandlers\x12\x18\n" +
 	"\adefault\x18\x03 \x01(\bR\adefault\x12\x16\n" +
 	"\x06images\x18\x04 \x01(\x03R\x06images\x12\x14\n" +
-	"\x05error\x18\x05 \x01(\tR\x05error\"\xb0\x01\n" +
+	"\x05error\x18\x05 \x01(\tR\x05error\"\xba\x02\n" +
 	"\tPinStatus\x12\x12\n" +
 	"\x04pins\x18\x01 \x01(\x03R\x04pins\x12\x18\n" +
 	"\adrifted\x18\x02 \x01(\x03R\adrifted\x12 \n" +
 	"\vprovisional\x18\x03 \x01(\x03R\vprovisional\x12%\n" +
 	"\x0eretained_bytes\x18\x04 \x01(\x03R\rretainedBytes\x12,\n" +
-	"\x12max_retained_bytes\x18\x05 \x01(\x03R\x10maxRetainedBytes\"\x84\x02\n" +
+	"\x12max_retained_bytes\x18\x05 \x01(\x03R\x10maxRetainedBytes\x12\x12\n" +
+	"\x04gone\x18\x06 \x01(\x03R\x04gone\x126\n" +
+	"\x17lookup_interval_seconds\x18\a \x01(\x03R\x15lookupIntervalSeconds\x12<\n" +
+	"\flooked_up_at\x18\b \x01(\v2\x1a.google.protobuf.TimestampR\n" +
+	"lookedUpAt\"\x84\x02\n" +
 	"\vRunningPull\x12\x10\n" +
 	"\x03ref\x18\x01 \x01(\tR\x03ref\x12+\n" +
 	"\x06target\x18\x02 \x01(\v2\x13.imagepin.v1.TargetR\x06target\x120\n" +
@@ -6595,7 +6708,7 @@ const file_imagepin_v1_imagepin_proto_rawDesc = "" +
 	"\aversion\x18\x01 \x01(\tR\aversion\"J\n" +
 	"\bPinEvent\x12\"\n" +
 	"\x03pin\x18\x01 \x01(\v2\x10.imagepin.v1.PinR\x03pin\x12\x1a\n" +
-	"\bprevious\x18\x02 \x01(\tR\bprevious2\xfb\x0e\n" +
+	"\bprevious\x18\x02 \x01(\tR\bprevious2\xbf\x0f\n" +
 	"\aControl\x12A\n" +
 	"\x06Images\x12\x1a.imagepin.v1.ImagesRequest\x1a\x1b.imagepin.v1.ImagesResponse\x12I\n" +
 	"\fStreamImages\x12\x1a.imagepin.v1.ImagesRequest\x1a\x1b.imagepin.v1.ImagesResponse0\x01\x12D\n" +
@@ -6604,7 +6717,8 @@ const file_imagepin_v1_imagepin_proto_rawDesc = "" +
 	"\x04Pull\x12\x18.imagepin.v1.PullRequest\x1a\x19.imagepin.v1.PullResponse0\x01\x12;\n" +
 	"\x04Pins\x12\x18.imagepin.v1.PinsRequest\x1a\x19.imagepin.v1.PinsResponse\x12C\n" +
 	"\n" +
-	"StreamPins\x12\x18.imagepin.v1.PinsRequest\x1a\x19.imagepin.v1.PinsResponse0\x01\x12A\n" +
+	"StreamPins\x12\x18.imagepin.v1.PinsRequest\x1a\x19.imagepin.v1.PinsResponse0\x01\x12B\n" +
+	"\tCheckPins\x12\x18.imagepin.v1.PinsRequest\x1a\x19.imagepin.v1.PinsResponse0\x01\x12A\n" +
 	"\x06SetPin\x12\x1a.imagepin.v1.SetPinRequest\x1a\x1b.imagepin.v1.SetPinResponse\x12J\n" +
 	"\tRemovePin\x12\x1d.imagepin.v1.RemovePinRequest\x1a\x1e.imagepin.v1.RemovePinResponse\x12D\n" +
 	"\aRefresh\x12\x1b.imagepin.v1.RefreshRequest\x1a\x1c.imagepin.v1.RefreshResponse\x12C\n" +
@@ -6640,247 +6754,254 @@ func file_imagepin_v1_imagepin_proto_rawDescGZIP() []byte {
 	return file_imagepin_v1_imagepin_proto_rawDescData
 }
 
-var file_imagepin_v1_imagepin_proto_msgTypes = make([]protoimpl.MessageInfo, 87)
+var file_imagepin_v1_imagepin_proto_msgTypes = make([]protoimpl.MessageInfo, 88)
 var file_imagepin_v1_imagepin_proto_goTypes = []any{
 	(*Descriptor)(nil),            // 0: imagepin.v1.Descriptor
 	(*Target)(nil),                // 1: imagepin.v1.Target
 	(*Key)(nil),                   // 2: imagepin.v1.Key
 	(*Credential)(nil),            // 3: imagepin.v1.Credential
 	(*Pin)(nil),                   // 4: imagepin.v1.Pin
-	(*PinChange)(nil),             // 5: imagepin.v1.PinChange
-	(*Drift)(nil),                 // 6: imagepin.v1.Drift
-	(*ImagesRequest)(nil),         // 7: imagepin.v1.ImagesRequest
-	(*ImagesResponse)(nil),        // 8: imagepin.v1.ImagesResponse
-	(*InspectRequest)(nil),        // 9: imagepin.v1.InspectRequest
-	(*InspectResponse)(nil),       // 10: imagepin.v1.InspectResponse
-	(*Rule)(nil),                  // 11: imagepin.v1.Rule
-	(*ResolveRequest)(nil),        // 12: imagepin.v1.ResolveRequest
-	(*ResolveResponse)(nil),       // 13: imagepin.v1.ResolveResponse
-	(*Missing)(nil),               // 14: imagepin.v1.Missing
-	(*PullRequest)(nil),           // 15: imagepin.v1.PullRequest
-	(*PullResponse)(nil),          // 16: imagepin.v1.PullResponse
-	(*Progress)(nil),              // 17: imagepin.v1.Progress
-	(*PullResult)(nil),            // 18: imagepin.v1.PullResult
-	(*PinsRequest)(nil),           // 19: imagepin.v1.PinsRequest
-	(*PinsResponse)(nil),          // 20: imagepin.v1.PinsResponse
-	(*SetPinRequest)(nil),         // 21: imagepin.v1.SetPinRequest
-	(*SetPinResponse)(nil),        // 22: imagepin.v1.SetPinResponse
-	(*UndoPinRequest)(nil),        // 23: imagepin.v1.UndoPinRequest
-	(*RemoveImageRequest)(nil),    // 24: imagepin.v1.RemoveImageRequest
-	(*RemoveImageResponse)(nil),   // 25: imagepin.v1.RemoveImageResponse
-	(*PruneRequest)(nil),          // 26: imagepin.v1.PruneRequest
-	(*PruneResponse)(nil),         // 27: imagepin.v1.PruneResponse
-	(*RemovePinRequest)(nil),      // 28: imagepin.v1.RemovePinRequest
-	(*RemovePinResponse)(nil),     // 29: imagepin.v1.RemovePinResponse
-	(*RefreshRequest)(nil),        // 30: imagepin.v1.RefreshRequest
-	(*RefreshResponse)(nil),       // 31: imagepin.v1.RefreshResponse
-	(*RefreshResponses)(nil),      // 32: imagepin.v1.RefreshResponses
-	(*Refreshed)(nil),             // 33: imagepin.v1.Refreshed
-	(*StatusRequest)(nil),         // 34: imagepin.v1.StatusRequest
-	(*StatusResponse)(nil),        // 35: imagepin.v1.StatusResponse
-	(*LimitRateRequest)(nil),      // 36: imagepin.v1.LimitRateRequest
-	(*DownloadRate)(nil),          // 37: imagepin.v1.DownloadRate
-	(*LockSummary)(nil),           // 38: imagepin.v1.LockSummary
-	(*IndexStatus)(nil),           // 39: imagepin.v1.IndexStatus
-	(*TargetStatus)(nil),          // 40: imagepin.v1.TargetStatus
-	(*PinStatus)(nil),             // 41: imagepin.v1.PinStatus
-	(*RunningPull)(nil),           // 42: imagepin.v1.RunningPull
-	(*Problem)(nil),               // 43: imagepin.v1.Problem
-	(*DiskUsageRequest)(nil),      // 44: imagepin.v1.DiskUsageRequest
-	(*DiskUsageResponse)(nil),     // 45: imagepin.v1.DiskUsageResponse
-	(*ImageUsage)(nil),            // 46: imagepin.v1.ImageUsage
-	(*UnpackedUsage)(nil),         // 47: imagepin.v1.UnpackedUsage
-	(*ContentUsage)(nil),          // 48: imagepin.v1.ContentUsage
-	(*SnapshotterUsage)(nil),      // 49: imagepin.v1.SnapshotterUsage
-	(*EventsRequest)(nil),         // 50: imagepin.v1.EventsRequest
-	(*Event)(nil),                 // 51: imagepin.v1.Event
-	(*DiffRequest)(nil),           // 52: imagepin.v1.DiffRequest
-	(*DiffResponse)(nil),          // 53: imagepin.v1.DiffResponse
-	(*PlatformDiff)(nil),          // 54: imagepin.v1.PlatformDiff
-	(*LayerDiff)(nil),             // 55: imagepin.v1.LayerDiff
-	(*ConfigDiff)(nil),            // 56: imagepin.v1.ConfigDiff
-	(*CheckRequest)(nil),          // 57: imagepin.v1.CheckRequest
-	(*CheckResponse)(nil),         // 58: imagepin.v1.CheckResponse
-	(*DeepCheckRequest)(nil),      // 59: imagepin.v1.DeepCheckRequest
-	(*DeepCheckResponse)(nil),     // 60: imagepin.v1.DeepCheckResponse
-	(*DeepCheckProgress)(nil),     // 61: imagepin.v1.DeepCheckProgress
-	(*Finding)(nil),               // 62: imagepin.v1.Finding
-	(*ApplyRequest)(nil),          // 63: imagepin.v1.ApplyRequest
-	(*CancelApplyRequest)(nil),    // 64: imagepin.v1.CancelApplyRequest
-	(*CancelApplyResponse)(nil),   // 65: imagepin.v1.CancelApplyResponse
-	(*RollbackRequest)(nil),       // 66: imagepin.v1.RollbackRequest
-	(*ApplyResponse)(nil),         // 67: imagepin.v1.ApplyResponse
-	(*ApplyProgress)(nil),         // 68: imagepin.v1.ApplyProgress
-	(*ApplyResult)(nil),           // 69: imagepin.v1.ApplyResult
-	(*LockChange)(nil),            // 70: imagepin.v1.LockChange
-	(*LockStatusRequest)(nil),     // 71: imagepin.v1.LockStatusRequest
-	(*LockStatusResponse)(nil),    // 72: imagepin.v1.LockStatusResponse
-	(*Lock)(nil),                  // 73: imagepin.v1.Lock
-	(*LockFailure)(nil),           // 74: imagepin.v1.LockFailure
-	(*LockCounts)(nil),            // 75: imagepin.v1.LockCounts
-	(*LockedImage)(nil),           // 76: imagepin.v1.LockedImage
-	(*ExtraImage)(nil),            // 77: imagepin.v1.ExtraImage
-	(*DriftedContainer)(nil),      // 78: imagepin.v1.DriftedContainer
-	(*RemoveLockRequest)(nil),     // 79: imagepin.v1.RemoveLockRequest
-	(*RemoveLockResponse)(nil),    // 80: imagepin.v1.RemoveLockResponse
-	(*LockEvent)(nil),             // 81: imagepin.v1.LockEvent
-	(*UninstallRequest)(nil),      // 82: imagepin.v1.UninstallRequest
-	(*UninstallResponse)(nil),     // 83: imagepin.v1.UninstallResponse
-	(*VersionRequest)(nil),        // 84: imagepin.v1.VersionRequest
-	(*VersionResponse)(nil),       // 85: imagepin.v1.VersionResponse
-	(*PinEvent)(nil),              // 86: imagepin.v1.PinEvent
-	(*timestamppb.Timestamp)(nil), // 87: google.protobuf.Timestamp
+	(*Lookup)(nil),                // 5: imagepin.v1.Lookup
+	(*PinChange)(nil),             // 6: imagepin.v1.PinChange
+	(*Drift)(nil),                 // 7: imagepin.v1.Drift
+	(*ImagesRequest)(nil),         // 8: imagepin.v1.ImagesRequest
+	(*ImagesResponse)(nil),        // 9: imagepin.v1.ImagesResponse
+	(*InspectRequest)(nil),        // 10: imagepin.v1.InspectRequest
+	(*InspectResponse)(nil),       // 11: imagepin.v1.InspectResponse
+	(*Rule)(nil),                  // 12: imagepin.v1.Rule
+	(*ResolveRequest)(nil),        // 13: imagepin.v1.ResolveRequest
+	(*ResolveResponse)(nil),       // 14: imagepin.v1.ResolveResponse
+	(*Missing)(nil),               // 15: imagepin.v1.Missing
+	(*PullRequest)(nil),           // 16: imagepin.v1.PullRequest
+	(*PullResponse)(nil),          // 17: imagepin.v1.PullResponse
+	(*Progress)(nil),              // 18: imagepin.v1.Progress
+	(*PullResult)(nil),            // 19: imagepin.v1.PullResult
+	(*PinsRequest)(nil),           // 20: imagepin.v1.PinsRequest
+	(*PinsResponse)(nil),          // 21: imagepin.v1.PinsResponse
+	(*SetPinRequest)(nil),         // 22: imagepin.v1.SetPinRequest
+	(*SetPinResponse)(nil),        // 23: imagepin.v1.SetPinResponse
+	(*UndoPinRequest)(nil),        // 24: imagepin.v1.UndoPinRequest
+	(*RemoveImageRequest)(nil),    // 25: imagepin.v1.RemoveImageRequest
+	(*RemoveImageResponse)(nil),   // 26: imagepin.v1.RemoveImageResponse
+	(*PruneRequest)(nil),          // 27: imagepin.v1.PruneRequest
+	(*PruneResponse)(nil),         // 28: imagepin.v1.PruneResponse
+	(*RemovePinRequest)(nil),      // 29: imagepin.v1.RemovePinRequest
+	(*RemovePinResponse)(nil),     // 30: imagepin.v1.RemovePinResponse
+	(*RefreshRequest)(nil),        // 31: imagepin.v1.RefreshRequest
+	(*RefreshResponse)(nil),       // 32: imagepin.v1.RefreshResponse
+	(*RefreshResponses)(nil),      // 33: imagepin.v1.RefreshResponses
+	(*Refreshed)(nil),             // 34: imagepin.v1.Refreshed
+	(*StatusRequest)(nil),         // 35: imagepin.v1.StatusRequest
+	(*StatusResponse)(nil),        // 36: imagepin.v1.StatusResponse
+	(*LimitRateRequest)(nil),      // 37: imagepin.v1.LimitRateRequest
+	(*DownloadRate)(nil),          // 38: imagepin.v1.DownloadRate
+	(*LockSummary)(nil),           // 39: imagepin.v1.LockSummary
+	(*IndexStatus)(nil),           // 40: imagepin.v1.IndexStatus
+	(*TargetStatus)(nil),          // 41: imagepin.v1.TargetStatus
+	(*PinStatus)(nil),             // 42: imagepin.v1.PinStatus
+	(*RunningPull)(nil),           // 43: imagepin.v1.RunningPull
+	(*Problem)(nil),               // 44: imagepin.v1.Problem
+	(*DiskUsageRequest)(nil),      // 45: imagepin.v1.DiskUsageRequest
+	(*DiskUsageResponse)(nil),     // 46: imagepin.v1.DiskUsageResponse
+	(*ImageUsage)(nil),            // 47: imagepin.v1.ImageUsage
+	(*UnpackedUsage)(nil),         // 48: imagepin.v1.UnpackedUsage
+	(*ContentUsage)(nil),          // 49: imagepin.v1.ContentUsage
+	(*SnapshotterUsage)(nil),      // 50: imagepin.v1.SnapshotterUsage
+	(*EventsRequest)(nil),         // 51: imagepin.v1.EventsRequest
+	(*Event)(nil),                 // 52: imagepin.v1.Event
+	(*DiffRequest)(nil),           // 53: imagepin.v1.DiffRequest
+	(*DiffResponse)(nil),          // 54: imagepin.v1.DiffResponse
+	(*PlatformDiff)(nil),          // 55: imagepin.v1.PlatformDiff
+	(*LayerDiff)(nil),             // 56: imagepin.v1.LayerDiff
+	(*ConfigDiff)(nil),            // 57: imagepin.v1.ConfigDiff
+	(*CheckRequest)(nil),          // 58: imagepin.v1.CheckRequest
+	(*CheckResponse)(nil),         // 59: imagepin.v1.CheckResponse
+	(*DeepCheckRequest)(nil),      // 60: imagepin.v1.DeepCheckRequest
+	(*DeepCheckResponse)(nil),     // 61: imagepin.v1.DeepCheckResponse
+	(*DeepCheckProgress)(nil),     // 62: imagepin.v1.DeepCheckProgress
+	(*Finding)(nil),               // 63: imagepin.v1.Finding
+	(*ApplyRequest)(nil),          // 64: imagepin.v1.ApplyRequest
+	(*CancelApplyRequest)(nil),    // 65: imagepin.v1.CancelApplyRequest
+	(*CancelApplyResponse)(nil),   // 66: imagepin.v1.CancelApplyResponse
+	(*RollbackRequest)(nil),       // 67: imagepin.v1.RollbackRequest
+	(*ApplyResponse)(nil),         // 68: imagepin.v1.ApplyResponse
+	(*ApplyProgress)(nil),         // 69: imagepin.v1.ApplyProgress
+	(*ApplyResult)(nil),           // 70: imagepin.v1.ApplyResult
+	(*LockChange)(nil),            // 71: imagepin.v1.LockChange
+	(*LockStatusRequest)(nil),     // 72: imagepin.v1.LockStatusRequest
+	(*LockStatusResponse)(nil),    // 73: imagepin.v1.LockStatusResponse
+	(*Lock)(nil),                  // 74: imagepin.v1.Lock
+	(*LockFailure)(nil),           // 75: imagepin.v1.LockFailure
+	(*LockCounts)(nil),            // 76: imagepin.v1.LockCounts
+	(*LockedImage)(nil),           // 77: imagepin.v1.LockedImage
+	(*ExtraImage)(nil),            // 78: imagepin.v1.ExtraImage
+	(*DriftedContainer)(nil),      // 79: imagepin.v1.DriftedContainer
+	(*RemoveLockRequest)(nil),     // 80: imagepin.v1.RemoveLockRequest
+	(*RemoveLockResponse)(nil),    // 81: imagepin.v1.RemoveLockResponse
+	(*LockEvent)(nil),             // 82: imagepin.v1.LockEvent
+	(*UninstallRequest)(nil),      // 83: imagepin.v1.UninstallRequest
+	(*UninstallResponse)(nil),     // 84: imagepin.v1.UninstallResponse
+	(*VersionRequest)(nil),        // 85: imagepin.v1.VersionRequest
+	(*VersionResponse)(nil),       // 86: imagepin.v1.VersionResponse
+	(*PinEvent)(nil),              // 87: imagepin.v1.PinEvent
+	(*timestamppb.Timestamp)(nil), // 88: google.protobuf.Timestamp
 }
 var file_imagepin_v1_imagepin_proto_depIdxs = []int32{
 	1,   // 0: imagepin.v1.Key.target:type_name -> imagepin.v1.Target
 	0,   // 1: imagepin.v1.Key.root:type_name -> imagepin.v1.Descriptor
-	87,  // 2: imagepin.v1.Key.ready_at:type_name -> google.protobuf.Timestamp
-	87,  // 3: imagepin.v1.Key.since:type_name -> google.protobuf.Timestamp
+	88,  // 2: imagepin.v1.Key.ready_at:type_name -> google.protobuf.Timestamp
+	88,  // 3: imagepin.v1.Key.since:type_name -> google.protobuf.Timestamp
 	0,   // 4: imagepin.v1.Pin.root:type_name -> imagepin.v1.Descriptor
-	87,  // 5: imagepin.v1.Pin.made_at:type_name -> google.protobuf.Timestamp
-	87,  // 6: imagepin.v1.Pin.used_at:type_name -> google.protobuf.Timestamp
-	5,   // 7: imagepin.v1.Pin.history:type_name -> imagepin.v1.PinChange
-	6,   // 8: imagepin.v1.Pin.drift:type_name -> imagepin.v1.Drift
-	87,  // 9: imagepin.v1.PinChange.at:type_name -> google.protobuf.Timestamp
-	87,  // 10: imagepin.v1.Drift.since:type_name -> google.protobuf.Timestamp
-	2,   // 11: imagepin.v1.ImagesResponse.keys:type_name -> imagepin.v1.Key
-	2,   // 12: imagepin.v1.InspectResponse.keys:type_name -> imagepin.v1.Key
-	4,   // 13: imagepin.v1.InspectResponse.pins:type_name -> imagepin.v1.Pin
-	11,  // 14: imagepin.v1.InspectResponse.rule:type_name -> imagepin.v1.Rule
-	3,   // 15: imagepin.v1.ResolveRequest.credential:type_name -> imagepin.v1.Credential
-	1,   // 16: imagepin.v1.ResolveResponse.target:type_name -> imagepin.v1.Target
-	11,  // 17: imagepin.v1.ResolveResponse.rule:type_name -> imagepin.v1.Rule
-	4,   // 18: imagepin.v1.ResolveResponse.pin:type_name -> imagepin.v1.Pin
-	0,   // 19: imagepin.v1.ResolveResponse.registry:type_name -> imagepin.v1.Descriptor
-	0,   // 20: imagepin.v1.ResolveResponse.root:type_name -> imagepin.v1.Descriptor
-	14,  // 21: imagepin.v1.ResolveResponse.missing:type_name -> imagepin.v1.Missing
-	3,   // 22: imagepin.v1.PullRequest.credential:type_name -> imagepin.v1.Credential
-	17,  // 23: imagepin.v1.PullResponse.progress:type_name -> imagepin.v1.Progress
-	18,  // 24: imagepin.v1.PullResponse.result:type_name -> imagepin.v1.PullResult
-	2,   // 25: imagepin.v1.PullResult.key:type_name -> imagepin.v1.Key
-	4,   // 26: imagepin.v1.PinsResponse.pins:type_name -> imagepin.v1.Pin
-	3,   // 27: imagepin.v1.SetPinRequest.credential:type_name -> imagepin.v1.Credential
-	4,   // 28: imagepin.v1.SetPinResponse.pin:type_name -> imagepin.v1.Pin
-	3,   // 29: imagepin.v1.UndoPinRequest.credential:type_name -> imagepin.v1.Credential
-	2,   // 30: imagepin.v1.RemoveImageResponse.removed:type_name -> imagepin.v1.Key
-	4,   // 31: imagepin.v1.RemoveImageResponse.pins:type_name -> imagepin.v1.Pin
-	2,   // 32: imagepin.v1.PruneResponse.removed:type_name -> imagepin.v1.Key
-	4,   // 33: imagepin.v1.RemovePinResponse.pin:type_name -> imagepin.v1.Pin
-	3,   // 34: imagepin.v1.RefreshRequest.credential:type_name -> imagepin.v1.Credential
-	0,   // 35: imagepin.v1.RefreshResponse.registry:type_name -> imagepin.v1.Descriptor
-	33,  // 36: imagepin.v1.RefreshResponse.refreshed:type_name -> imagepin.v1.Refreshed
-	31,  // 37: imagepin.v1.RefreshResponses.responses:type_name -> imagepin.v1.RefreshResponse
-	1,   // 38: imagepin.v1.Refreshed.target:type_name -> imagepin.v1.Target
-	87,  // 39: imagepin.v1.StatusResponse.started_at:type_name -> google.protobuf.Timestamp
-	39,  // 40: imagepin.v1.StatusResponse.index:type_name -> imagepin.v1.IndexStatus
-	40,  // 41: imagepin.v1.StatusResponse.targets:type_name -> imagepin.v1.TargetStatus
-	41,  // 42: imagepin.v1.StatusResponse.pins:type_name -> imagepin.v1.PinStatus
-	42,  // 43: imagepin.v1.StatusResponse.pulls:type_name -> imagepin.v1.RunningPull
-	43,  // 44: imagepin.v1.StatusResponse.problems:type_name -> imagepin.v1.Problem
-	87,  // 45: imagepin.v1.StatusResponse.at:type_name -> google.protobuf.Timestamp
-	38,  // 46: imagepin.v1.StatusResponse.lock:type_name -> imagepin.v1.LockSummary
-	37,  // 47: imagepin.v1.StatusResponse.download_rate:type_name -> imagepin.v1.DownloadRate
-	87,  // 48: imagepin.v1.LockSummary.applied_at:type_name -> google.protobuf.Timestamp
-	87,  // 49: imagepin.v1.IndexStatus.listed_at:type_name -> google.protobuf.Timestamp
-	1,   // 50: imagepin.v1.TargetStatus.target:type_name -> imagepin.v1.Target
-	1,   // 51: imagepin.v1.RunningPull.target:type_name -> imagepin.v1.Target
-	87,  // 52: imagepin.v1.RunningPull.since:type_name -> google.protobuf.Timestamp
-	46,  // 53: imagepin.v1.DiskUsageResponse.images:type_name -> imagepin.v1.ImageUsage
-	48,  // 54: imagepin.v1.DiskUsageResponse.content:type_name -> imagepin.v1.ContentUsage
-	48,  // 55: imagepin.v1.DiskUsageResponse.other_content:type_name -> imagepin.v1.ContentUsage
-	49,  // 56: imagepin.v1.DiskUsageResponse.snapshotters:type_name -> imagepin.v1.SnapshotterUsage
-	48,  // 57: imagepin.v1.DiskUsageResponse.resumable_content:type_name -> imagepin.v1.ContentUsage
-	47,  // 58: imagepin.v1.ImageUsage.unpacked:type_name -> imagepin.v1.UnpackedUsage
-	87,  // 59: imagepin.v1.Event.at:type_name -> google.protobuf.Timestamp
-	1,   // 60: imagepin.v1.Event.targets:type_name -> imagepin.v1.Target
-	3,   // 61: imagepin.v1.DiffRequest.credential:type_name -> imagepin.v1.Credential
-	0,   // 62: imagepin.v1.DiffResponse.from:type_name -> imagepin.v1.Descriptor
-	0,   // 63: imagepin.v1.DiffResponse.to:type_name -> imagepin.v1.Descriptor
-	54,  // 64: imagepin.v1.DiffResponse.platforms:type_name -> imagepin.v1.PlatformDiff
-	55,  // 65: imagepin.v1.PlatformDiff.layers:type_name -> imagepin.v1.LayerDiff
-	56,  // 66: imagepin.v1.PlatformDiff.config:type_name -> imagepin.v1.ConfigDiff
-	62,  // 67: imagepin.v1.CheckResponse.findings:type_name -> imagepin.v1.Finding
-	61,  // 68: imagepin.v1.DeepCheckResponse.progress:type_name -> imagepin.v1.DeepCheckProgress
-	58,  // 69: imagepin.v1.DeepCheckResponse.result:type_name -> imagepin.v1.CheckResponse
-	3,   // 70: imagepin.v1.ApplyRequest.credential:type_name -> imagepin.v1.Credential
-	3,   // 71: imagepin.v1.RollbackRequest.credential:type_name -> imagepin.v1.Credential
-	68,  // 72: imagepin.v1.ApplyResponse.progress:type_name -> imagepin.v1.ApplyProgress
-	69,  // 73: imagepin.v1.ApplyResponse.result:type_name -> imagepin.v1.ApplyResult
-	70,  // 74: imagepin.v1.ApplyResult.changes:type_name -> imagepin.v1.LockChange
-	73,  // 75: imagepin.v1.LockStatusResponse.lock:type_name -> imagepin.v1.Lock
-	73,  // 76: imagepin.v1.LockStatusResponse.previous:type_name -> imagepin.v1.Lock
-	68,  // 77: imagepin.v1.LockStatusResponse.applying:type_name -> imagepin.v1.ApplyProgress
-	74,  // 78: imagepin.v1.LockStatusResponse.failed:type_name -> imagepin.v1.LockFailure
-	76,  // 79: imagepin.v1.LockStatusResponse.images:type_name -> imagepin.v1.LockedImage
-	77,  // 80: imagepin.v1.LockStatusResponse.extra:type_name -> imagepin.v1.ExtraImage
-	78,  // 81: imagepin.v1.LockStatusResponse.drifted:type_name -> imagepin.v1.DriftedContainer
-	75,  // 82: imagepin.v1.LockStatusResponse.counts:type_name -> imagepin.v1.LockCounts
-	87,  // 83: imagepin.v1.Lock.applied_at:type_name -> google.protobuf.Timestamp
-	87,  // 84: imagepin.v1.LockFailure.at:type_name -> google.protobuf.Timestamp
-	1,   // 85: imagepin.v1.LockedImage.ready:type_name -> imagepin.v1.Target
-	1,   // 86: imagepin.v1.LockedImage.missing:type_name -> imagepin.v1.Target
-	69,  // 87: imagepin.v1.RemoveLockResponse.result:type_name -> imagepin.v1.ApplyResult
-	70,  // 88: imagepin.v1.LockEvent.changes:type_name -> imagepin.v1.LockChange
-	4,   // 89: imagepin.v1.PinEvent.pin:type_name -> imagepin.v1.Pin
-	7,   // 90: imagepin.v1.Control.Images:input_type -> imagepin.v1.ImagesRequest
-	7,   // 91: imagepin.v1.Control.StreamImages:input_type -> imagepin.v1.ImagesRequest
-	9,   // 92: imagepin.v1.Control.Inspect:input_type -> imagepin.v1.InspectRequest
-	12,  // 93: imagepin.v1.Control.Resolve:input_type -> imagepin.v1.ResolveRequest
-	15,  // 94: imagepin.v1.Control.Pull:input_type -> imagepin.v1.PullRequest
-	19,  // 95: imagepin.v1.Control.Pins:input_type -> imagepin.v1.PinsRequest
-	19,  // 96: imagepin.v1.Control.StreamPins:input_type -> imagepin.v1.PinsRequest
-	21,  // 97: imagepin.v1.Control.SetPin:input_type -> imagepin.v1.SetPinRequest
-	28,  // 98: imagepin.v1.Control.RemovePin:input_type -> imagepin.v1.RemovePinRequest
-	30,  // 99: imagepin.v1.Control.Refresh:input_type -> imagepin.v1.RefreshRequest
-	23,  // 100: imagepin.v1.Control.UndoPin:input_type -> imagepin.v1.UndoPinRequest
-	24,  // 101: imagepin.v1.Control.RemoveImage:input_type -> imagepin.v1.RemoveImageRequest
-	26,  // 102: imagepin.v1.Control.Prune:input_type -> imagepin.v1.PruneRequest
-	34,  // 103: imagepin.v1.Control.Status:input_type -> imagepin.v1.StatusRequest
-	44,  // 104: imagepin.v1.Control.DiskUsage:input_type -> imagepin.v1.DiskUsageRequest
-	50,  // 105: imagepin.v1.Control.Events:input_type -> imagepin.v1.EventsRequest
-	52,  // 106: imagepin.v1.Control.Diff:input_type -> imagepin.v1.DiffRequest
-	63,  // 107: imagepin.v1.Control.Apply:input_type -> imagepin.v1.ApplyRequest
-	64,  // 108: imagepin.v1.Control.CancelApply:input_type -> imagepin.v1.CancelApplyRequest
-	66,  // 109: imagepin.v1.Control.Rollback:input_type -> imagepin.v1.RollbackRequest
-	71,  // 110: imagepin.v1.Control.LockStatus:input_type -> imagepin.v1.LockStatusRequest
-	79,  // 111: imagepin.v1.Control.RemoveLock:input_type -> imagepin.v1.RemoveLockRequest
-	36,  // 112: imagepin.v1.Control.LimitRate:input_type -> imagepin.v1.LimitRateRequest
-	57,  // 113: imagepin.v1.Control.Check:input_type -> imagepin.v1.CheckRequest
-	59,  // 114: imagepin.v1.Control.DeepCheck:input_type -> imagepin.v1.DeepCheckRequest
-	82,  // 115: imagepin.v1.Control.Uninstall:input_type -> imagepin.v1.UninstallRequest
-	84,  // 116: imagepin.v1.Control.Version:input_type -> imagepin.v1.VersionRequest
-	8,   // 117: imagepin.v1.Control.Images:output_type -> imagepin.v1.ImagesResponse
-	8,   // 118: imagepin.v1.Control.StreamImages:output_type -> imagepin.v1.ImagesResponse
-	10,  // 119: imagepin.v1.Control.Inspect:output_type -> imagepin.v1.InspectResponse
-	13,  // 120: imagepin.v1.Control.Resolve:output_type -> imagepin.v1.ResolveResponse
-	16,  // 121: imagepin.v1.Control.Pull:output_type -> imagepin.v1.PullResponse
-	20,  // 122: imagepin.v1.Control.Pins:output_type -> imagepin.v1.PinsResponse
-	20,  // 123: imagepin.v1.Control.StreamPins:output_type -> imagepin.v1.PinsResponse
-	22,  // 124: imagepin.v1.Control.SetPin:output_type -> imagepin.v1.SetPinResponse
-	29,  // 125: imagepin.v1.Control.RemovePin:output_type -> imagepin.v1.RemovePinResponse
-	31,  // 126: imagepin.v1.Control.Refresh:output_type -> imagepin.v1.RefreshResponse
-	22,  // 127: imagepin.v1.Control.UndoPin:output_type -> imagepin.v1.SetPinResponse
-	25,  // 128: imagepin.v1.Control.RemoveImage:output_type -> imagepin.v1.RemoveImageResponse
-	27,  // 129: imagepin.v1.Control.Prune:output_type -> imagepin.v1.PruneResponse
-	35,  // 130: imagepin.v1.Control.Status:output_type -> imagepin.v1.StatusResponse
-	45,  // 131: imagepin.v1.Control.DiskUsage:output_type -> imagepin.v1.DiskUsageResponse
-	51,  // 132: imagepin.v1.Control.Events:output_type -> imagepin.v1.Event
-	53,  // 133: imagepin.v1.Control.Diff:output_type -> imagepin.v1.DiffResponse
-	67,  // 134: imagepin.v1.Control.Apply:output_type -> imagepin.v1.ApplyResponse
-	65,  // 135: imagepin.v1.Control.CancelApply:output_type -> imagepin.v1.CancelApplyResponse
-	67,  // 136: imagepin.v1.Control.Rollback:output_type -> imagepin.v1.ApplyResponse
-	72,  // 137: imagepin.v1.Control.LockStatus:output_type -> imagepin.v1.LockStatusResponse
-	80,  // 138: imagepin.v1.Control.RemoveLock:output_type -> imagepin.v1.RemoveLockResponse
-	37,  // 139: imagepin.v1.Control.LimitRate:output_type -> imagepin.v1.DownloadRate
-	58,  // 140: imagepin.v1.Control.Check:output_type -> imagepin.v1.CheckResponse
-	60,  // 141: imagepin.v1.Control.DeepCheck:output_type -> imagepin.v1.DeepCheckResponse
-	83,  // 142: imagepin.v1.Control.Uninstall:output_type -> imagepin.v1.UninstallResponse
-	85,  // 143: imagepin.v1.Control.Version:output_type -> imagepin.v1.VersionResponse
-	117, // [117:144] is the sub-list for method output_type
-	90,  // [90:117] is the sub-list for method input_type
-	90,  // [90:90] is the sub-list for extension type_name
-	90,  // [90:90] is the sub-list for extension extendee
-	0,   // [0:90] is the sub-list for field type_name
+	88,  // 5: imagepin.v1.Pin.made_at:type_name -> google.protobuf.Timestamp
+	88,  // 6: imagepin.v1.Pin.used_at:type_name -> google.protobuf.Timestamp
+	6,   // 7: imagepin.v1.Pin.history:type_name -> imagepin.v1.PinChange
+	7,   // 8: imagepin.v1.Pin.drift:type_name -> imagepin.v1.Drift
+	5,   // 9: imagepin.v1.Pin.lookup:type_name -> imagepin.v1.Lookup
+	88,  // 10: imagepin.v1.Lookup.at:type_name -> google.protobuf.Timestamp
+	88,  // 11: imagepin.v1.Lookup.since:type_name -> google.protobuf.Timestamp
+	88,  // 12: imagepin.v1.PinChange.at:type_name -> google.protobuf.Timestamp
+	88,  // 13: imagepin.v1.Drift.since:type_name -> google.protobuf.Timestamp
+	2,   // 14: imagepin.v1.ImagesResponse.keys:type_name -> imagepin.v1.Key
+	2,   // 15: imagepin.v1.InspectResponse.keys:type_name -> imagepin.v1.Key
+	4,   // 16: imagepin.v1.InspectResponse.pins:type_name -> imagepin.v1.Pin
+	12,  // 17: imagepin.v1.InspectResponse.rule:type_name -> imagepin.v1.Rule
+	3,   // 18: imagepin.v1.ResolveRequest.credential:type_name -> imagepin.v1.Credential
+	1,   // 19: imagepin.v1.ResolveResponse.target:type_name -> imagepin.v1.Target
+	12,  // 20: imagepin.v1.ResolveResponse.rule:type_name -> imagepin.v1.Rule
+	4,   // 21: imagepin.v1.ResolveResponse.pin:type_name -> imagepin.v1.Pin
+	0,   // 22: imagepin.v1.ResolveResponse.registry:type_name -> imagepin.v1.Descriptor
+	0,   // 23: imagepin.v1.ResolveResponse.root:type_name -> imagepin.v1.Descriptor
+	15,  // 24: imagepin.v1.ResolveResponse.missing:type_name -> imagepin.v1.Missing
+	3,   // 25: imagepin.v1.PullRequest.credential:type_name -> imagepin.v1.Credential
+	18,  // 26: imagepin.v1.PullResponse.progress:type_name -> imagepin.v1.Progress
+	19,  // 27: imagepin.v1.PullResponse.result:type_name -> imagepin.v1.PullResult
+	2,   // 28: imagepin.v1.PullResult.key:type_name -> imagepin.v1.Key
+	4,   // 29: imagepin.v1.PinsResponse.pins:type_name -> imagepin.v1.Pin
+	3,   // 30: imagepin.v1.SetPinRequest.credential:type_name -> imagepin.v1.Credential
+	4,   // 31: imagepin.v1.SetPinResponse.pin:type_name -> imagepin.v1.Pin
+	3,   // 32: imagepin.v1.UndoPinRequest.credential:type_name -> imagepin.v1.Credential
+	2,   // 33: imagepin.v1.RemoveImageResponse.removed:type_name -> imagepin.v1.Key
+	4,   // 34: imagepin.v1.RemoveImageResponse.pins:type_name -> imagepin.v1.Pin
+	2,   // 35: imagepin.v1.PruneResponse.removed:type_name -> imagepin.v1.Key
+	4,   // 36: imagepin.v1.RemovePinResponse.pin:type_name -> imagepin.v1.Pin
+	3,   // 37: imagepin.v1.RefreshRequest.credential:type_name -> imagepin.v1.Credential
+	0,   // 38: imagepin.v1.RefreshResponse.registry:type_name -> imagepin.v1.Descriptor
+	34,  // 39: imagepin.v1.RefreshResponse.refreshed:type_name -> imagepin.v1.Refreshed
+	32,  // 40: imagepin.v1.RefreshResponses.responses:type_name -> imagepin.v1.RefreshResponse
+	1,   // 41: imagepin.v1.Refreshed.target:type_name -> imagepin.v1.Target
+	88,  // 42: imagepin.v1.StatusResponse.started_at:type_name -> google.protobuf.Timestamp
+	40,  // 43: imagepin.v1.StatusResponse.index:type_name -> imagepin.v1.IndexStatus
+	41,  // 44: imagepin.v1.StatusResponse.targets:type_name -> imagepin.v1.TargetStatus
+	42,  // 45: imagepin.v1.StatusResponse.pins:type_name -> imagepin.v1.PinStatus
+	43,  // 46: imagepin.v1.StatusResponse.pulls:type_name -> imagepin.v1.RunningPull
+	44,  // 47: imagepin.v1.StatusResponse.problems:type_name -> imagepin.v1.Problem
+	88,  // 48: imagepin.v1.StatusResponse.at:type_name -> google.protobuf.Timestamp
+	39,  // 49: imagepin.v1.StatusResponse.lock:type_name -> imagepin.v1.LockSummary
+	38,  // 50: imagepin.v1.StatusResponse.download_rate:type_name -> imagepin.v1.DownloadRate
+	88,  // 51: imagepin.v1.LockSummary.applied_at:type_name -> google.protobuf.Timestamp
+	88,  // 52: imagepin.v1.IndexStatus.listed_at:type_name -> google.protobuf.Timestamp
+	1,   // 53: imagepin.v1.TargetStatus.target:type_name -> imagepin.v1.Target
+	88,  // 54: imagepin.v1.PinStatus.looked_up_at:type_name -> google.protobuf.Timestamp
+	1,   // 55: imagepin.v1.RunningPull.target:type_name -> imagepin.v1.Target
+	88,  // 56: imagepin.v1.RunningPull.since:type_name -> google.protobuf.Timestamp
+	47,  // 57: imagepin.v1.DiskUsageResponse.images:type_name -> imagepin.v1.ImageUsage
+	49,  // 58: imagepin.v1.DiskUsageResponse.content:type_name -> imagepin.v1.ContentUsage
+	49,  // 59: imagepin.v1.DiskUsageResponse.other_content:type_name -> imagepin.v1.ContentUsage
+	50,  // 60: imagepin.v1.DiskUsageResponse.snapshotters:type_name -> imagepin.v1.SnapshotterUsage
+	49,  // 61: imagepin.v1.DiskUsageResponse.resumable_content:type_name -> imagepin.v1.ContentUsage
+	48,  // 62: imagepin.v1.ImageUsage.unpacked:type_name -> imagepin.v1.UnpackedUsage
+	88,  // 63: imagepin.v1.Event.at:type_name -> google.protobuf.Timestamp
+	1,   // 64: imagepin.v1.Event.targets:type_name -> imagepin.v1.Target
+	3,   // 65: imagepin.v1.DiffRequest.credential:type_name -> imagepin.v1.Credential
+	0,   // 66: imagepin.v1.DiffResponse.from:type_name -> imagepin.v1.Descriptor
+	0,   // 67: imagepin.v1.DiffResponse.to:type_name -> imagepin.v1.Descriptor
+	55,  // 68: imagepin.v1.DiffResponse.platforms:type_name -> imagepin.v1.PlatformDiff
+	56,  // 69: imagepin.v1.PlatformDiff.layers:type_name -> imagepin.v1.LayerDiff
+	57,  // 70: imagepin.v1.PlatformDiff.config:type_name -> imagepin.v1.ConfigDiff
+	63,  // 71: imagepin.v1.CheckResponse.findings:type_name -> imagepin.v1.Finding
+	62,  // 72: imagepin.v1.DeepCheckResponse.progress:type_name -> imagepin.v1.DeepCheckProgress
+	59,  // 73: imagepin.v1.DeepCheckResponse.result:type_name -> imagepin.v1.CheckResponse
+	3,   // 74: imagepin.v1.ApplyRequest.credential:type_name -> imagepin.v1.Credential
+	3,   // 75: imagepin.v1.RollbackRequest.credential:type_name -> imagepin.v1.Credential
+	69,  // 76: imagepin.v1.ApplyResponse.progress:type_name -> imagepin.v1.ApplyProgress
+	70,  // 77: imagepin.v1.ApplyResponse.result:type_name -> imagepin.v1.ApplyResult
+	71,  // 78: imagepin.v1.ApplyResult.changes:type_name -> imagepin.v1.LockChange
+	74,  // 79: imagepin.v1.LockStatusResponse.lock:type_name -> imagepin.v1.Lock
+	74,  // 80: imagepin.v1.LockStatusResponse.previous:type_name -> imagepin.v1.Lock
+	69,  // 81: imagepin.v1.LockStatusResponse.applying:type_name -> imagepin.v1.ApplyProgress
+	75,  // 82: imagepin.v1.LockStatusResponse.failed:type_name -> imagepin.v1.LockFailure
+	77,  // 83: imagepin.v1.LockStatusResponse.images:type_name -> imagepin.v1.LockedImage
+	78,  // 84: imagepin.v1.LockStatusResponse.extra:type_name -> imagepin.v1.ExtraImage
+	79,  // 85: imagepin.v1.LockStatusResponse.drifted:type_name -> imagepin.v1.DriftedContainer
+	76,  // 86: imagepin.v1.LockStatusResponse.counts:type_name -> imagepin.v1.LockCounts
+	88,  // 87: imagepin.v1.Lock.applied_at:type_name -> google.protobuf.Timestamp
+	88,  // 88: imagepin.v1.LockFailure.at:type_name -> google.protobuf.Timestamp
+	1,   // 89: imagepin.v1.LockedImage.ready:type_name -> imagepin.v1.Target
+	1,   // 90: imagepin.v1.LockedImage.missing:type_name -> imagepin.v1.Target
+	70,  // 91: imagepin.v1.RemoveLockResponse.result:type_name -> imagepin.v1.ApplyResult
+	71,  // 92: imagepin.v1.LockEvent.changes:type_name -> imagepin.v1.LockChange
+	4,   // 93: imagepin.v1.PinEvent.pin:type_name -> imagepin.v1.Pin
+	8,   // 94: imagepin.v1.Control.Images:input_type -> imagepin.v1.ImagesRequest
+	8,   // 95: imagepin.v1.Control.StreamImages:input_type -> imagepin.v1.ImagesRequest
+	10,  // 96: imagepin.v1.Control.Inspect:input_type -> imagepin.v1.InspectRequest
+	13,  // 97: imagepin.v1.Control.Resolve:input_type -> imagepin.v1.ResolveRequest
+	16,  // 98: imagepin.v1.Control.Pull:input_type -> imagepin.v1.PullRequest
+	20,  // 99: imagepin.v1.Control.Pins:input_type -> imagepin.v1.PinsRequest
+	20,  // 100: imagepin.v1.Control.StreamPins:input_type -> imagepin.v1.PinsRequest
+	20,  // 101: imagepin.v1.Control.CheckPins:input_type -> imagepin.v1.PinsRequest
+	22,  // 102: imagepin.v1.Control.SetPin:input_type -> imagepin.v1.SetPinRequest
+	29,  // 103: imagepin.v1.Control.RemovePin:input_type -> imagepin.v1.RemovePinRequest
+	31,  // 104: imagepin.v1.Control.Refresh:input_type -> imagepin.v1.RefreshRequest
+	24,  // 105: imagepin.v1.Control.UndoPin:input_type -> imagepin.v1.UndoPinRequest
+	25,  // 106: imagepin.v1.Control.RemoveImage:input_type -> imagepin.v1.RemoveImageRequest
+	27,  // 107: imagepin.v1.Control.Prune:input_type -> imagepin.v1.PruneRequest
+	35,  // 108: imagepin.v1.Control.Status:input_type -> imagepin.v1.StatusRequest
+	45,  // 109: imagepin.v1.Control.DiskUsage:input_type -> imagepin.v1.DiskUsageRequest
+	51,  // 110: imagepin.v1.Control.Events:input_type -> imagepin.v1.EventsRequest
+	53,  // 111: imagepin.v1.Control.Diff:input_type -> imagepin.v1.DiffRequest
+	64,  // 112: imagepin.v1.Control.Apply:input_type -> imagepin.v1.ApplyRequest
+	65,  // 113: imagepin.v1.Control.CancelApply:input_type -> imagepin.v1.CancelApplyRequest
+	67,  // 114: imagepin.v1.Control.Rollback:input_type -> imagepin.v1.RollbackRequest
+	72,  // 115: imagepin.v1.Control.LockStatus:input_type -> imagepin.v1.LockStatusRequest
+	80,  // 116: imagepin.v1.Control.RemoveLock:input_type -> imagepin.v1.RemoveLockRequest
+	37,  // 117: imagepin.v1.Control.LimitRate:input_type -> imagepin.v1.LimitRateRequest
+	58,  // 118: imagepin.v1.Control.Check:input_type -> imagepin.v1.CheckRequest
+	60,  // 119: imagepin.v1.Control.DeepCheck:input_type -> imagepin.v1.DeepCheckRequest
+	83,  // 120: imagepin.v1.Control.Uninstall:input_type -> imagepin.v1.UninstallRequest
+	85,  // 121: imagepin.v1.Control.Version:input_type -> imagepin.v1.VersionRequest
+	9,   // 122: imagepin.v1.Control.Images:output_type -> imagepin.v1.ImagesResponse
+	9,   // 123: imagepin.v1.Control.StreamImages:output_type -> imagepin.v1.ImagesResponse
+	11,  // 124: imagepin.v1.Control.Inspect:output_type -> imagepin.v1.InspectResponse
+	14,  // 125: imagepin.v1.Control.Resolve:output_type -> imagepin.v1.ResolveResponse
+	17,  // 126: imagepin.v1.Control.Pull:output_type -> imagepin.v1.PullResponse
+	21,  // 127: imagepin.v1.Control.Pins:output_type -> imagepin.v1.PinsResponse
+	21,  // 128: imagepin.v1.Control.StreamPins:output_type -> imagepin.v1.PinsResponse
+	21,  // 129: imagepin.v1.Control.CheckPins:output_type -> imagepin.v1.PinsResponse
+	23,  // 130: imagepin.v1.Control.SetPin:output_type -> imagepin.v1.SetPinResponse
+	30,  // 131: imagepin.v1.Control.RemovePin:output_type -> imagepin.v1.RemovePinResponse
+	32,  // 132: imagepin.v1.Control.Refresh:output_type -> imagepin.v1.RefreshResponse
+	23,  // 133: imagepin.v1.Control.UndoPin:output_type -> imagepin.v1.SetPinResponse
+	26,  // 134: imagepin.v1.Control.RemoveImage:output_type -> imagepin.v1.RemoveImageResponse
+	28,  // 135: imagepin.v1.Control.Prune:output_type -> imagepin.v1.PruneResponse
+	36,  // 136: imagepin.v1.Control.Status:output_type -> imagepin.v1.StatusResponse
+	46,  // 137: imagepin.v1.Control.DiskUsage:output_type -> imagepin.v1.DiskUsageResponse
+	52,  // 138: imagepin.v1.Control.Events:output_type -> imagepin.v1.Event
+	54,  // 139: imagepin.v1.Control.Diff:output_type -> imagepin.v1.DiffResponse
+	68,  // 140: imagepin.v1.Control.Apply:output_type -> imagepin.v1.ApplyResponse
+	66,  // 141: imagepin.v1.Control.CancelApply:output_type -> imagepin.v1.CancelApplyResponse
+	68,  // 142: imagepin.v1.Control.Rollback:output_type -> imagepin.v1.ApplyResponse
+	73,  // 143: imagepin.v1.Control.LockStatus:output_type -> imagepin.v1.LockStatusResponse
+	81,  // 144: imagepin.v1.Control.RemoveLock:output_type -> imagepin.v1.RemoveLockResponse
+	38,  // 145: imagepin.v1.Control.LimitRate:output_type -> imagepin.v1.DownloadRate
+	59,  // 146: imagepin.v1.Control.Check:output_type -> imagepin.v1.CheckResponse
+	61,  // 147: imagepin.v1.Control.DeepCheck:output_type -> imagepin.v1.DeepCheckResponse
+	84,  // 148: imagepin.v1.Control.Uninstall:output_type -> imagepin.v1.UninstallResponse
+	86,  // 149: imagepin.v1.Control.Version:output_type -> imagepin.v1.VersionResponse
+	122, // [122:150] is the sub-list for method output_type
+	94,  // [94:122] is the sub-list for method input_type
+	94,  // [94:94] is the sub-list for extension type_name
+	94,  // [94:94] is the sub-list for extension extendee
+	0,   // [0:94] is the sub-list for field type_name
 }
 
 func init() { file_imagepin_v1_imagepin_proto_init() }
@@ -6888,16 +7009,16 @@ func file_imagepin_v1_imagepin_proto_init() {
 	if File_imagepin_v1_imagepin_proto != nil {
 		return
 	}
-	file_imagepin_v1_imagepin_proto_msgTypes[21].OneofWrappers = []any{}
-	file_imagepin_v1_imagepin_proto_msgTypes[36].OneofWrappers = []any{}
-	file_imagepin_v1_imagepin_proto_msgTypes[56].OneofWrappers = []any{}
+	file_imagepin_v1_imagepin_proto_msgTypes[22].OneofWrappers = []any{}
+	file_imagepin_v1_imagepin_proto_msgTypes[37].OneofWrappers = []any{}
+	file_imagepin_v1_imagepin_proto_msgTypes[57].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_imagepin_v1_imagepin_proto_rawDesc), len(file_imagepin_v1_imagepin_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   87,
+			NumMessages:   88,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -29,6 +29,7 @@ const (
 	Control_Pull_FullMethodName         = "/imagepin.v1.Control/Pull"
 	Control_Pins_FullMethodName         = "/imagepin.v1.Control/Pins"
 	Control_StreamPins_FullMethodName   = "/imagepin.v1.Control/StreamPins"
+	Control_CheckPins_FullMethodName    = "/imagepin.v1.Control/CheckPins"
 	Control_SetPin_FullMethodName       = "/imagepin.v1.Control/SetPin"
 	Control_RemovePin_FullMethodName    = "/imagepin.v1.Control/RemovePin"
 	Control_Refresh_FullMethodName      = "/imagepin.v1.Control/Refresh"
@@ -71,6 +72,8 @@ type ControlClient interface {
 	Pins(ctx context.Context, in *PinsRequest, opts ...grpc.CallOption) (*PinsResponse, error)
 	// StreamPins is Pins with the list split into several messages, as in StreamImages.
 	StreamPins(ctx context.Context, in *PinsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[PinsResponse], error)
+	// CheckPins looks up pins at their registries with the node's credentials, then returns them as StreamPins does.
+	CheckPins(ctx context.Context, in *PinsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[PinsResponse], error)
 	// SetPin pins a reference to a digest.
 	SetPin(ctx context.Context, in *SetPinRequest, opts ...grpc.CallOption) (*SetPinResponse, error)
 	// RemovePin removes a pin: the reference follows its registry again.
@@ -230,6 +233,25 @@ func (c *controlClient) StreamPins(ctx context.Context, in *PinsRequest, opts ..
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type Control_StreamPinsClient = grpc.ServerStreamingClient[PinsResponse]
 
+func (c *controlClient) CheckPins(ctx context.Context, in *PinsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[PinsResponse], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &Control_ServiceDesc.Streams[3], Control_CheckPins_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[PinsRequest, PinsResponse]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Control_CheckPinsClient = grpc.ServerStreamingClient[PinsResponse]
+
 func (c *controlClient) SetPin(ctx context.Context, in *SetPinRequest, opts ...grpc.CallOption) (*SetPinResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(SetPinResponse)
@@ -302,7 +324,7 @@ func (c *controlClient) Status(ctx context.Context, in *StatusRequest, opts ...g
 
 func (c *controlClient) DiskUsage(ctx context.Context, in *DiskUsageRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[DiskUsageResponse], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	stream, err := c.cc.NewStream(ctx, &Control_ServiceDesc.Streams[3], Control_DiskUsage_FullMethodName, cOpts...)
+	stream, err := c.cc.NewStream(ctx, &Control_ServiceDesc.Streams[4], Control_DiskUsage_FullMethodName, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -321,7 +343,7 @@ type Control_DiskUsageClient = grpc.ServerStreamingClient[DiskUsageResponse]
 
 func (c *controlClient) Events(ctx context.Context, in *EventsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[Event], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	stream, err := c.cc.NewStream(ctx, &Control_ServiceDesc.Streams[4], Control_Events_FullMethodName, cOpts...)
+	stream, err := c.cc.NewStream(ctx, &Control_ServiceDesc.Streams[5], Control_Events_FullMethodName, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -350,7 +372,7 @@ func (c *controlClient) Diff(ctx context.Context, in *DiffRequest, opts ...grpc.
 
 func (c *controlClient) Apply(ctx context.Context, in *ApplyRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ApplyResponse], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	stream, err := c.cc.NewStream(ctx, &Control_ServiceDesc.Streams[5], Control_Apply_FullMethodName, cOpts...)
+	stream, err := c.cc.NewStream(ctx, &Control_ServiceDesc.Streams[6], Control_Apply_FullMethodName, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -379,7 +401,7 @@ func (c *controlClient) CancelApply(ctx context.Context, in *CancelApplyRequest,
 
 func (c *controlClient) Rollback(ctx context.Context, in *RollbackRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ApplyResponse], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	stream, err := c.cc.NewStream(ctx, &Control_ServiceDesc.Streams[6], Control_Rollback_FullMethodName, cOpts...)
+	stream, err := c.cc.NewStream(ctx, &Control_ServiceDesc.Streams[7], Control_Rollback_FullMethodName, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -438,7 +460,7 @@ func (c *controlClient) Check(ctx context.Context, in *CheckRequest, opts ...grp
 
 func (c *controlClient) DeepCheck(ctx context.Context, in *DeepCheckRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[DeepCheckResponse], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	stream, err := c.cc.NewStream(ctx, &Control_ServiceDesc.Streams[7], Control_DeepCheck_FullMethodName, cOpts...)
+	stream, err := c.cc.NewStream(ctx, &Control_ServiceDesc.Streams[8], Control_DeepCheck_FullMethodName, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -495,6 +517,8 @@ type ControlServer interface {
 	Pins(context.Context, *PinsRequest) (*PinsResponse, error)
 	// StreamPins is Pins with the list split into several messages, as in StreamImages.
 	StreamPins(*PinsRequest, grpc.ServerStreamingServer[PinsResponse]) error
+	// CheckPins looks up pins at their registries with the node's credentials, then returns them as StreamPins does.
+	CheckPins(*PinsRequest, grpc.ServerStreamingServer[PinsResponse]) error
 	// SetPin pins a reference to a digest.
 	SetPin(context.Context, *SetPinRequest) (*SetPinResponse, error)
 	// RemovePin removes a pin: the reference follows its registry again.
@@ -577,6 +601,9 @@ func (UnimplementedControlServer) Pins(context.Context, *PinsRequest) (*PinsResp
 }
 func (UnimplementedControlServer) StreamPins(*PinsRequest, grpc.ServerStreamingServer[PinsResponse]) error {
 	return status.Error(codes.Unimplemented, "method StreamPins not implemented")
+}
+func (UnimplementedControlServer) CheckPins(*PinsRequest, grpc.ServerStreamingServer[PinsResponse]) error {
+	return status.Error(codes.Unimplemented, "method CheckPins not implemented")
 }
 func (UnimplementedControlServer) SetPin(context.Context, *SetPinRequest) (*SetPinResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method SetPin not implemented")
@@ -763,6 +790,17 @@ func _Control_StreamPins_Handler(srv interface{}, stream grpc.ServerStream) erro
 
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type Control_StreamPinsServer = grpc.ServerStreamingServer[PinsResponse]
+
+func _Control_CheckPins_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(PinsRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(ControlServer).CheckPins(m, &grpc.GenericServerStream[PinsRequest, PinsResponse]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Control_CheckPinsServer = grpc.ServerStreamingServer[PinsResponse]
 
 func _Control_SetPin_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(SetPinRequest)
@@ -1187,6 +1225,11 @@ var Control_ServiceDesc = grpc.ServiceDesc{
 		{
 			StreamName:    "StreamPins",
 			Handler:       _Control_StreamPins_Handler,
+			ServerStreams: true,
+		},
+		{
+			StreamName:    "CheckPins",
+			Handler:       _Control_CheckPins_Handler,
 			ServerStreams: true,
 		},
 		{

@@ -40,6 +40,9 @@ type Config struct {
 	// PinTTL is how long an unused pin is kept; with "0s" it never expires.
 	PinTTL string `toml:"pin_ttl"`
 
+	// LookupInterval is how often the pins in use are looked up at their registries; with "0s" they are not.
+	LookupInterval string `toml:"lookup_interval"`
+
 	// Retain keeps the content of pinned images, even if image GC wants to remove it or the registry no longer has it.
 	Retain bool `toml:"retain"`
 
@@ -135,6 +138,7 @@ func DefaultConfig() Config {
 		VersionConsistency:   string(policy.Off),
 		WorkloadLabels:       []string{"pod-template-hash", upstream.RevisionLabel},
 		PinTTL:               (30 * 24 * time.Hour).String(),
+		LookupInterval:       time.Duration(0).String(),
 		MaxPinsPerNamespace:  1000,
 		MaxRetainedBytes:     10 << 30,
 		ManifestPullTimeout:  time.Minute.String(),
@@ -169,6 +173,8 @@ type Settings struct {
 	Policy    *policy.Policy
 	// PinTTL is how long an unused pin is kept; with zero it never expires.
 	PinTTL time.Duration
+	// LookupInterval is how often the pins in use are looked up at their registries; with zero they are not.
+	LookupInterval time.Duration
 	// MaxPinsPerNamespace and MaxRetainedBytes are without limit if zero.
 	MaxPinsPerNamespace int
 	MaxRetainedBytes    int64
@@ -262,6 +268,8 @@ func (c Config) check() (Settings, error) {
 		err = fmt.Errorf("%s is less than %s", ttl, minPinTTL)
 	}
 	wrong("pin_ttl", err)
+	lookups, err := lookupInterval(c.LookupInterval)
+	wrong("lookup_interval", err)
 	if c.MaxPinsPerNamespace < 0 {
 		wrong("max_pins_per_namespace", fmt.Errorf("%d is less than 0", c.MaxPinsPerNamespace))
 	}
@@ -279,6 +287,7 @@ func (c Config) check() (Settings, error) {
 	s := Settings{
 		Policy:               rules,
 		PinTTL:               ttl,
+		LookupInterval:       lookups,
 		MaxPinsPerNamespace:  c.MaxPinsPerNamespace,
 		MaxRetainedBytes:     c.MaxRetainedBytes,
 		ManifestPullTimeout:  timeout,

@@ -88,6 +88,20 @@ func Pin(p pin.Pin) *api.Pin {
 	return a
 }
 
+// pin is Pin with what is known from look-ups.
+func (s *Server) pin(p pin.Pin) *api.Pin {
+	a := Pin(p)
+	r, ok := s.config.Lookups.Of(p)
+	if !ok {
+		return a
+	}
+	a.Lookup = &api.Lookup{At: timestamppb.New(r.At), Outcome: string(r.Outcome), Why: r.Why}
+	if !r.Since.IsZero() {
+		a.Lookup.Since = timestamppb.New(r.Since)
+	}
+	return a
+}
+
 func rule(r policy.Rule) *api.Rule {
 	return &api.Rule{
 		Match: r.Match, PullBehavior: string(r.Behavior), VersionConsistency: string(r.Consistency),

@@ -53,7 +53,7 @@ func (s *Server) inspectID(found []imagepin.Entry) *api.InspectResponse {
 		}
 		for _, p := range s.config.Pins.Scopes(e.Ref) {
 			if p.Root.Digest == e.Root.Digest {
-				resp.Pins = append(resp.Pins, Pin(p))
+				resp.Pins = append(resp.Pins, s.pin(p))
 			}
 		}
 	}
@@ -78,7 +78,7 @@ func (s *Server) inspectRef(name string) (*api.InspectResponse, error) {
 		resp.Keys = append(resp.Keys, s.damagedKey(d))
 	}
 	for _, p := range s.config.Pins.Scopes(name) {
-		resp.Pins = append(resp.Pins, Pin(p))
+		resp.Pins = append(resp.Pins, s.pin(p))
 	}
 	if len(resp.Keys) == 0 && len(resp.Pins) == 0 {
 		return nil, unknownImage(name)

@@ -15,6 +15,16 @@ import (
 
 // listPins lists the pins that match a filter.
 func (s *Server) listPins(r *api.PinsRequest) (*api.PinsResponse, error) {
+	pins, err := s.selectPins(r)
+	resp := &api.PinsResponse{}
+	for _, p := range pins {
+		resp.Pins = append(resp.Pins, s.pin(p))
+	}
+	return resp, err
+}
+
+// selectPins returns the pins that match a filter.
+func (s *Server) selectPins(r *api.PinsRequest) (pins []pin.Pin, _ error) {
 	matches, err := matcher(r.GetRefGlob())
 	if err != nil {
 		return nil, err
@@ -23,13 +33,12 @@ func (s *Server) listPins(r *api.PinsRequest) (*api.PinsResponse, error) {
 	if err != nil {
 		return nil, err
 	}
-	resp := &api.PinsResponse{}
 	for _, p := range s.config.Pins.List() {
 		if matches(p.Ref) && (scope == "" || scope == p.Scope) {
-			resp.Pins = append(resp.Pins, Pin(p))
+			pins = append(pins, p)
 		}
 	}
-	return resp, nil
+	return pins, nil
 }
 
 // Pins implements the API.
@@ -39,14 +48,30 @@ func (s *Server) Pins(ctx context.Context, r *api.PinsRequest) (*api.PinsRespons
 
 // StreamPins implements the API.
 func (s *Server) StreamPins(r *api.PinsRequest, stream grpc.ServerStreamingServer[api.PinsResponse]) error {
-	return s.guardedStream(stream.Context(), "StreamPins", func(context.Context) error {
-		all, err := s.listPins(r)
-		for piece := range pieces.Split(all.GetPins()) {
-			if err := stream.Send(&api.PinsResponse{Pins: piece}); err != nil {
-				return err
-			}
+	return s.guardedStream(stream.Context(), "StreamPins", func(context.Context) error { return s.sendPins(r, stream) })
+}
+
+func (s *Server) sendPins(r *api.PinsRequest, stream grpc.ServerStreamingServer[api.PinsResponse]) error {
+	all, err := s.listPins(r)
+	for piece := range pieces.Split(all.GetPins()) {
+		if err := stream.Send(&api.PinsResponse{Pins: piece}); err != nil {
+			return err
 		}
-		return err
+	}
+	return err
+}
+
+// CheckPins implements the API.
+func (s *Server) CheckPins(r *api.PinsRequest, stream grpc.ServerStreamingServer[api.PinsResponse]) error {
+	return s.guardedStream(stream.Context(), "CheckPins", func(ctx context.Context) error {
+		pins, err := s.selectPins(r)
+		if err != nil {
+			return err
+		}
+		if err := s.config.Lookups.Check(ctx, pins); err != nil {
+			return err
+		}
+		return s.sendPins(r, stream)
 	})
 }
 

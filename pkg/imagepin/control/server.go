@@ -22,6 +22,7 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin/decide"
 	"github.com/imagepin/imagepin/pkg/imagepin/health"
 	"github.com/imagepin/imagepin/pkg/imagepin/internal/pieces"
+	"github.com/imagepin/imagepin/pkg/imagepin/lookup"
 	"github.com/imagepin/imagepin/pkg/imagepin/pin"
 	"github.com/imagepin/imagepin/pkg/imagepin/policy"
 	"github.com/imagepin/imagepin/pkg/imagepin/pull"
@@ -38,6 +39,7 @@ type Config struct {
 	Puller      *pull.Puller
 	Decider     Decider
 	Pins        Pins
+	Lookups     Lookups
 	Content     content.Store
 	Snapshotter func(name string) snapshots.Snapshotter
 	// Runtimes returns the runtime handlers that are configured now.
@@ -88,6 +90,12 @@ type Pins interface {
 	Remove(ctx context.Context, id pin.ID) (pin.Pin, error)
 	Check(ctx context.Context) (checked int, findings []pin.Finding, _ error)
 	Repair(ctx context.Context, f pin.Finding) (done string, _ error)
+}
+
+// Lookups looks up pins at their registries. [lookup.Looker] implements it.
+type Lookups interface {
+	Of(p pin.Pin) (lookup.Result, bool)
+	Check(ctx context.Context, pins []pin.Pin) error
 }
 
 // Decider decides which digest a reference resolves to. [decide.Decider] implements it.

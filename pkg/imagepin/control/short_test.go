@@ -17,6 +17,7 @@ import (
 	api "github.com/imagepin/imagepin/api/imagepin/v1"
 	"github.com/imagepin/imagepin/pkg/imagepin"
 	"github.com/imagepin/imagepin/pkg/imagepin/decide"
+	"github.com/imagepin/imagepin/pkg/imagepin/lookup"
 	"github.com/imagepin/imagepin/pkg/imagepin/pin"
 	"github.com/imagepin/imagepin/pkg/imagepin/policy"
 	"github.com/imagepin/imagepin/pkg/imagepin/resolve"
@@ -129,6 +130,7 @@ func newServer(t *testing.T) (*Server, *decider) {
 			entry(app, appRoot, appManifest, appID), entry(shop+"@"+appRoot.String(), appRoot, appManifest, appID),
 			entry(tool, toolRoot, toolManifest, toolID),
 		}},
+		Lookups: lookup.New(lookup.Config{}),
 		Pins: &pins{pin.Pin{
 			ID: pin.ID{Scope: policy.NodeScope, Ref: app}, Root: ocispec.Descriptor{Digest: appRoot},
 			History: []pin.Change{{Digest: formerRoot}}, Drift: &pin.Drift{Digest: drifted},

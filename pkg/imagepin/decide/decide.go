@@ -18,7 +18,7 @@ import (
 	"github.com/imagepin/imagepin/pkg/runtimeplatform"
 )
 
-// Config has the dependencies of a [Decider]. All fields are required, except Cluster, Lock and NotInLock.
+// Config has the dependencies of a [Decider]. All fields are required, except Cluster, Lock, NotInLock and LookedUp.
 type Config struct {
 	// Policy returns the current rules.
 	Policy   func() *policy.Policy
@@ -33,6 +33,8 @@ type Config struct {
 	Lock Lock
 	// NotInLock is called for each use of an image that the rules want in the lock and that is not. It may be nil.
 	NotInLock func(policy.Locked)
+	// LookedUp is called with the digest that a registry has returned for a pinned tag. It may be nil.
+	LookedUp func(ref string, tag digest.Digest)
 }
 
 // Decider decides which digest a reference resolves to. It is safe for concurrent use.
@@ -47,6 +49,7 @@ type Decider struct {
 	lock      Lock
 	notInLock func(policy.Locked)
 	silence   silence
+	lookedUp  func(ref string, tag digest.Digest)
 }
 
 // New returns a Decider.
@@ -57,8 +60,11 @@ func New(c Config) *Decider {
 	if c.NotInLock == nil {
 		c.NotInLock = func(policy.Locked) {}
 	}
+	if c.LookedUp == nil {
+		c.LookedUp = func(string, digest.Digest) {}
+	}
 	return &Decider{
-		lock: c.Lock, notInLock: c.NotInLock, silence: newSilence(),
+		lock: c.Lock, notInLock: c.NotInLock, lookedUp: c.LookedUp, silence: newSilence(),
 		policy: c.Policy, pins: c.Pins, images: c.Images, proofs: c.Proofs, registry: c.Registry, retained: c.Retained,
 		cluster: func() Cluster {
 			if c.Cluster != nil {
@@ -337,6 +343,7 @@ func (d *Decider) noteDrift(ctx context.Context, ref reference.Named, now digest
 			return err
 		}
 	}
+	d.lookedUp(ref.String(), now)
 	return nil
 }
 

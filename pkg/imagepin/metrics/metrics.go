@@ -8,6 +8,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/imagepin/imagepin/pkg/imagepin/lookup"
 	"github.com/imagepin/imagepin/pkg/imagepin/pin"
 	"github.com/imagepin/imagepin/pkg/imagepin/policy"
 	"github.com/imagepin/imagepin/pkg/imagepin/pull"
@@ -24,6 +25,7 @@ type Metrics struct {
 	pulls          *prometheus.CounterVec
 	failedRepairs  prometheus.Counter
 	pinEvents      *prometheus.CounterVec
+	lookups        *prometheus.CounterVec
 	claims         *prometheus.CounterVec
 	claimSeconds   prometheus.Histogram
 	notInLock      *prometheus.CounterVec
@@ -51,6 +53,7 @@ func New() *Metrics {
 			Help: "Repairs of images that failed.",
 		}),
 		pinEvents: counters("pin_events_total", "Changes of pins, by event.", "event", pin.Events...),
+		lookups:   counters("lookups_total", "Look-ups of pinned digests for drift and deletion, by outcome.", "outcome", lookup.Outcomes...),
 		claims:    counters("claims_total", "Questions to the Kubernetes API for a pin, by outcome.", "outcome", pin.Outcomes...),
 		claimSeconds: prometheus.NewHistogram(prometheus.HistogramOpts{
 			Namespace: namespace, Name: "claim_seconds",
@@ -80,7 +83,7 @@ func counters[V ~string](name, help, label string, values ...V) *prometheus.Coun
 // Register registers the metrics, and gauges of the state that read returns at each collection.
 func (m *Metrics) Register(r prometheus.Registerer, read func() State) error {
 	var errs []error
-	for _, c := range []prometheus.Collector{m.resolves, m.resolveSeconds, m.fallbacks, m.pulls, m.failedRepairs, m.pinEvents, m.claims, m.claimSeconds, m.notInLock, collector{read}} {
+	for _, c := range []prometheus.Collector{m.resolves, m.resolveSeconds, m.fallbacks, m.pulls, m.failedRepairs, m.pinEvents, m.lookups, m.claims, m.claimSeconds, m.notInLock, collector{read}} {
 		errs = append(errs, r.Register(c))
 	}
 	return errors.Join(errs...)
@@ -120,3 +123,6 @@ func (m *Metrics) Lost() { m.claims.WithLabelValues(string(pin.Lost)).Inc() }
 
 // PinEvent counts a change of a pin.
 func (m *Metrics) PinEvent(e pin.Event) { m.pinEvents.WithLabelValues(string(e)).Inc() }
+
+// LookedUp counts a look-up of a pinned digest.
+func (m *Metrics) LookedUp(o lookup.Outcome) { m.lookups.WithLabelValues(string(o)).Inc() }

@@ -7,6 +7,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/imagepin/imagepin/pkg/imagepin/lookup"
 	"github.com/imagepin/imagepin/pkg/imagepin/pin"
 	"github.com/imagepin/imagepin/pkg/imagepin/policy"
 	"github.com/imagepin/imagepin/pkg/imagepin/pull"
@@ -38,7 +39,7 @@ func TestTwoNodes(t *testing.T) {
 	one, other := New(), New()
 	registries := map[*Metrics]*prometheus.Registry{one: prometheus.NewRegistry(), other: prometheus.NewRegistry()}
 	for m, r := range registries {
-		state := State{Keys: map[Target]int{{"linux/amd64", "overlayfs"}: 3}, Pins: map[string]int{"node": 2}, Drifted: 1, OldestDrift: time.Unix(11, 0), NamespacePins: 4, NamespacePinsLimit: 5, Provisional: 3,
+		state := State{Keys: map[Target]int{{"linux/amd64", "overlayfs"}: 3}, Pins: map[string]int{"node": 2}, Drifted: 1, OldestDrift: time.Unix(11, 0), Gone: 14, LookupRound: time.Unix(15, 0), NamespacePins: 4, NamespacePinsLimit: 5, Provisional: 3,
 			RetainedBytes: 7, RetainedBytesLimit: 8, Reconcile: 9 * time.Second, Pulls: 10, PullsLeft: 13,
 			Lock: Lock{Digest: "sha256:1", AppliedAt: time.Unix(12, 0), Images: 5, Ready: 3, Drifted: 6, Failed: true}}
 		if err := m.Register(r, func() State { return state }); err != nil {
@@ -54,8 +55,10 @@ func TestTwoNodes(t *testing.T) {
 	one.PinEvent(pin.Drifted)
 	one.Claimed(pin.Lost, time.Second)
 	one.Lost() // is not a question
+	one.LookedUp(lookup.NoAccess)
 	want := map[string]float64{"keys linux/amd64 overlayfs": 3, "pins node": 2, "pins_drifted": 1, "retained_bytes": 7,
-		"pins_oldest_drift_timestamp_seconds": 11, "namespace_pins": 4, "namespace_pins_limit": 5, "retained_limit_bytes": 8, "reconcile_seconds": 9, "pulls_running": 10, "pulls_left_bytes": 13}
+		"pins_oldest_drift_timestamp_seconds": 11, "namespace_pins": 4, "namespace_pins_limit": 5, "retained_limit_bytes": 8, "reconcile_seconds": 9, "pulls_running": 10, "pulls_left_bytes": 13,
+		"pins_gone": 14, "lookup_round_timestamp_seconds": 15}
 	want["lock_info sha256:1"], want["lock_applied_timestamp_seconds"], want["lock_apply_failed"], want["lock_drifted_containers"] = 1, 12, 1, 6
 	want["lock_images ready"], want["lock_images missing"], want["not_in_lock_total warn"], want["not_in_lock_total strict"] = 3, 2, 0, 0
 	for _, r := range resolve.Results {
@@ -69,6 +72,9 @@ func TestTwoNodes(t *testing.T) {
 	}
 	for _, o := range pin.Outcomes {
 		want["claims_total "+string(o)] = 0
+	}
+	for _, o := range lookup.Outcomes {
+		want["lookups_total "+string(o)] = 0
 	}
 	want["failed_repairs_total"] = 0
 	want["registry_fallbacks_total"], want["resolve_seconds"], want["claim_seconds"], want["pins_provisional"] = 0, 0, 0, 3
@@ -85,7 +91,7 @@ func TestTwoNodes(t *testing.T) {
 		}
 	}
 	compare("the other node", other)
-	for _, name := range []string{"resolves_total denied", "registry_fallbacks_total", "failed_repairs_total", "pin_events_total drifted", "not_in_lock_total strict", "resolve_seconds", "claim_seconds"} {
+	for _, name := range []string{"resolves_total denied", "registry_fallbacks_total", "failed_repairs_total", "pin_events_total drifted", "not_in_lock_total strict", "resolve_seconds", "claim_seconds", "lookups_total no_access"} {
 		want[name] = 1
 	}
 	want["pulls_total fetched"], want["claims_total lost"] = 2, 2

@@ -26,6 +26,7 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin/internal/blobs"
 	"github.com/imagepin/imagepin/pkg/imagepin/internal/flight"
 	"github.com/imagepin/imagepin/pkg/imagepin/internal/lease"
+	"github.com/imagepin/imagepin/pkg/imagepin/lookup"
 	"github.com/imagepin/imagepin/pkg/imagepin/metrics"
 	"github.com/imagepin/imagepin/pkg/imagepin/pin"
 	"github.com/imagepin/imagepin/pkg/imagepin/policy"
@@ -128,6 +129,7 @@ type Node struct {
 	fleet    Fleet // nil in a build without locks
 	retainer *retain.Retainer
 	decider  *decide.Decider
+	lookups  *lookup.Looker
 	proofs   decide.Proofs
 	// openCluster is nil in a build without the part for clusters.
 	openCluster OpenCluster
@@ -174,9 +176,13 @@ func New(c Config) (*Node, error) {
 	})
 	n.fleet = n.fleetOf(c.Parts.Fleet)
 	n.proofs = decide.NodeProofs{Prover: registry{n}, Stores: []decide.ProofStore{n.store, n.pins}}
+	n.lookups = lookup.New(lookup.Config{
+		Pins: n.pins, Registry: registry{n}, Proofs: n.proofs, InUse: n.pinsInUse, LookedUp: n.metrics.LookedUp, Gone: n.notifyGone,
+	})
 	n.decider = decide.New(decide.Config{
 		Policy: n.policy, Pins: n.pins, Images: n.store, Proofs: n.proofs,
 		Registry: registry{n}, Retained: n.retainer, Cluster: n.cluster, Lock: n.lock(), NotInLock: n.metrics.NotInLock,
+		LookedUp: n.lookups.Pulled,
 	})
 	first, err := n.activate(c.Setup)
 	if err != nil {

@@ -35,6 +35,8 @@ func (n *Node) notify(ctx context.Context, e pin.Event, p pin.Pin, previous dige
 	switch e {
 	case pin.Drifted:
 		entry.WithField("tag", p.Drift.Digest).Warn("a pinned tag has moved in its registry, the pin is unchanged")
+	case pin.Gone:
+		entry.Warn("the registry no longer has the digest of a pin, the pin is unchanged")
 	case pin.Moved:
 		entry.WithField("previous", previous).Info("pin is moved")
 	default:
@@ -129,6 +131,7 @@ func (n *Node) state() metrics.State {
 			st.Provisional++
 		}
 	}
+	st.Gone, st.LookupRound = n.lookups.Gone(), n.lookups.Round()
 	settings := n.active.Load().Settings
 	for _, used := range n.pins.Namespaces() {
 		st.NamespacePins = max(st.NamespacePins, used)

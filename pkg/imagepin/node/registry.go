@@ -6,6 +6,7 @@ import (
 	"github.com/distribution/reference"
 	"github.com/opencontainers/go-digest"
 
+	"github.com/imagepin/imagepin/pkg/imagepin/policy"
 	"github.com/imagepin/imagepin/pkg/imagepin/resolve"
 )
 
@@ -27,6 +28,15 @@ func (r registry) ResolveAtOrigin(ctx context.Context, ref reference.Named, c re
 // Authorize implements [decide.Registry].
 func (r registry) Authorize(ctx context.Context, ref reference.Canonical, c resolve.Credential) (resolve.Resolved, error) {
 	return r.now().Authorize(ctx, ref, c)
+}
+
+// LookUp implements [lookup.Registry]. It resolves a tag where a pull does.
+func (r registry) LookUp(ctx context.Context, ref reference.Named) (digest.Digest, error) {
+	_, digested := ref.(reference.Digested)
+	if !digested && r.n.policy().Rule(ref.String()).ResolveAt == policy.ResolveAtOrigin {
+		return r.now().LookUpAtOrigin(ctx, ref)
+	}
+	return r.now().LookUp(ctx, ref)
 }
 
 // Session implements [pull.Sessions].

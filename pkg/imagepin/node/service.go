@@ -86,7 +86,7 @@ func (n *Node) Serve(upstream cri.Upstream) (*Service, error) {
 		Usage: usage.New(usage.Config{
 			Images: n.store, Records: n.containerd.Records, Content: n.containerd.Content, Leases: n.containerd.Leases, Snapshotter: n.containerd.Snapshots,
 		}),
-		Images: n.store, Puller: s.puller, Decider: n.decider, Pins: n.pins, Content: n.containerd.Content,
+		Images: n.store, Puller: s.puller, Decider: n.decider, Pins: n.pins, Lookups: n.lookups, Content: n.containerd.Content,
 		Snapshotter: n.containerd.Snapshots, Runtimes: n.runtimes, Namespace: Namespace, Guard: s.cri.Guard, Recover: s.cri.Recover,
 	})
 	if n.registerer != nil {
@@ -215,6 +215,7 @@ func (s *Service) listAndWatch(ctx context.Context, background *sync.WaitGroup) 
 	if c := s.node.active.Load().cluster; c != nil {
 		background.Go(func() { c.Run(ctx) })
 	}
+	background.Go(func() { s.lookUp(ctx, ready) })
 	started := time.Now()
 	err := s.node.leases.Retry(ctx)
 	if err == nil {

@@ -50,6 +50,7 @@ func (s *Service) status(ctx context.Context) *api.StatusResponse {
 	st.Targets, st.Images = n.targetStatus(inNamespace(ctx), now.runtimes)
 	st.Problems = append(problems(st), clusterProblem(ctx, now.cluster)...)
 	st.Problems = append(st.Problems, durableProblems(now)...)
+	st.Problems = append(st.Problems, goneProblem(st.GetPins())...)
 	if n := s.comparing(); n > 0 {
 		st.Problems = append(st.Problems, &api.Problem{
 			Message: fmt.Sprintf("keys whose files are being compared after the boot: %d", n),
@@ -147,6 +148,7 @@ func (n *Node) pinStatus(now *active) *api.PinStatus {
 			st.Provisional++
 		}
 	}
+	n.lookupStatus(now, st)
 	return st
 }
 

@@ -35,10 +35,12 @@ const (
 	Expired Event = "expired"
 	Evicted Event = "evicted"
 	Drifted Event = "drifted"
+	// Gone means that the registry no longer has the pinned digest. Package lookup finds it; the pin does not change.
+	Gone Event = "gone"
 )
 
 // Events lists all events.
-var Events = []Event{Made, Moved, Removed, Expired, Evicted, Drifted}
+var Events = []Event{Made, Moved, Removed, Expired, Evicted, Drifted, Gone}
 
 // Config configures a Store.
 type Config struct {
@@ -218,16 +220,18 @@ func (s *Store) RecordDrift(ctx context.Context, id ID, now digest.Digest) error
 	if !ok {
 		return nil
 	}
-	known := p.Root.Digest
-	if p.Drift != nil {
-		known = p.Drift.Digest
-	}
-	if now == known {
+	return s.RecordDriftSince(ctx, p, now)
+}
+
+// RecordDriftSince is [Store.RecordDrift] for a pin as it was read before the registry was asked. It does nothing if the pin was
+// removed or moved since.
+func (s *Store) RecordDriftSince(ctx context.Context, read Pin, now digest.Digest) error {
+	if now == read.tagDigest() {
 		return nil
 	}
-	_, err := s.change(ctx, id, func(old *Pin) (*Pin, Event, error) {
-		if old == nil {
-			return nil, "", nil
+	_, err := s.change(ctx, read.ID, func(old *Pin) (*Pin, Event, error) {
+		if old == nil || old.Root.Digest != read.Root.Digest || now == old.tagDigest() {
+			return old, "", nil
 		}
 		p := *old
 		if p.Drift = nil; now == p.Root.Digest {
@@ -237,6 +241,14 @@ func (s *Store) RecordDrift(ctx context.Context, id ID, now digest.Digest) error
 		return &p, Drifted, nil
 	})
 	return err
+}
+
+// tagDigest returns the digest of the registry's tag, as far as it is known.
+func (p Pin) tagDigest() digest.Digest {
+	if p.Drift != nil {
+		return p.Drift.Digest
+	}
+	return p.Root.Digest
 }
 
 // Remove removes a pin, so that the tag follows the registry again. It also removes a record that cannot be read. It

@@ -111,7 +111,11 @@ type Resolved struct {
 
 // Session opens a session for ref. It sends no request.
 func (r *Resolver) Session(ref reference.Named, c Credential) *Session {
-	t := &traffic{limiter: r.config.Limiter}
+	return r.session(ref, c, &traffic{limiter: r.config.Limiter})
+}
+
+// session is Session with the tracker of its requests.
+func (r *Resolver) session(ref reference.Named, c Credential, t *traffic) *Session {
 	// The resolver requests the hosts for every fetcher. They must be the same, or each fetcher would authenticate
 	// again.
 	hosts := sync.OnceValues(func() ([]docker.RegistryHost, error) {

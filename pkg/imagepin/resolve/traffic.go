@@ -17,6 +17,7 @@ import (
 // traffic tracks the requests of a session to the registry hosts.
 type traffic struct {
 	limiter *bandwidth.Limiter // of the node; may be nil
+	busy    *busyAnswers       // of a look-up; nil for a pull
 
 	// active is the number of requests that wait for their registry: for a response, or in a Read of its body. A body that nobody
 	// reads, because the unpacker or the disk is slow, is not one.
@@ -200,7 +201,7 @@ func (t *traffic) watch(registry, path string, base http.RoundTripper) http.Roun
 			return nil, err
 		}
 		t.note(key, resp.StatusCode, authorized)
-		return resp, nil
+		return t.busy.refuse(resp)
 	}))
 }
 
@@ -216,6 +217,7 @@ func (t *traffic) watchTokens(registry, path string, base http.RoundTripper) htt
 			return nil, err
 		}
 		t.noteToken(registry+path, req.URL.Host, resp.StatusCode, nil)
+		t.busy.note(resp)
 		return resp, nil
 	}))
 }
