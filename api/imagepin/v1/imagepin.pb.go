@@ -6139,7 +6139,7 @@ func (x *VersionResponse) GetVersion() string {
 }
 
 // PinEvent is published on containerd's event stream, in the namespace of the
-// CRI, under the topics /imagepin/pin/made, moved, removed, expired, evicted and drifted.
+// CRI, under the topics /imagepin/pin/made, moved, removed, expired, evicted, drifted and gone.
 type PinEvent struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Pin           *Pin                   `protobuf:"bytes,1,opt,name=pin,proto3" json:"pin,omitempty"`

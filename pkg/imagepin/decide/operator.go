@@ -194,6 +194,7 @@ func (d *Decider) MovePins(ctx context.Context, r Refresh, images []imagepin.Ent
 		}
 		moves = moves[1:]
 	}
+	d.lookedUp(r.Tag.String(), v.Root.Digest)
 	return v, moved, nil
 }
 

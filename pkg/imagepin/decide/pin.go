@@ -173,6 +173,9 @@ func (d *Decider) pinFirstUse(ctx context.Context, v Verdict) (Verdict, error) {
 		return v, &MovedError{Verdict: d.apply(v, held)}
 	}
 	v.Pin, v.FirstUse = &held, nil
+	if v.Registry != nil {
+		d.lookedUp(held.Ref, v.Registry.Digest)
+	}
 	return v, nil
 }
 

@@ -116,4 +116,5 @@ func merged[Q, M any, P interface {
 var (
 	listImages = merged(api.ControlClient.StreamImages)
 	listPins   = merged(api.ControlClient.StreamPins)
+	checkPins  = merged(api.ControlClient.CheckPins)
 )

@@ -82,6 +82,7 @@ func TestOutput(t *testing.T) {
 			last.Result.Done, last.Result.Fallback = "up_to_date", registryDown
 		}), 0, "pull " + appRef},
 		{"pin-ls", recorded(), 0, "pin ls"},
+		{"pin-ls-check", recorded(), exitChanged, "pin ls --check"},
 		{"pin-set", recorded(), 0, "pin set " + appRef + " " + digestNew + " --scope " + workload},
 		{"pin-set-retained", ok(func(c *control) { c.setPin.Pin.Retain = true }), 0, "pin set " + appRef + " " + digestNew + " --scope " + workload},
 		{"pin-rm", recorded(), 0, "pin rm " + appRef},
@@ -156,6 +157,7 @@ func TestRequests(t *testing.T) {
 		{"resolve app -u bob:secret", &api.ResolveRequest{Ref: "app", Credential: &api.Credential{Username: "bob", Password: "secret"}}},
 		{"pull app --handler kata --user bob:se:cret", &api.PullRequest{Ref: "app", Handler: "kata", Credential: &api.Credential{Username: "bob", Password: "se:cret"}}},
 		{"pin ls --ref a/* --scope node", &api.PinsRequest{RefGlob: "a/*", Scope: "node"}},
+		{"pin ls --check --ref a/*", &api.PinsRequest{RefGlob: "a/*"}},
 		{"pin set --scope node --retain app sha256:1", &api.SetPinRequest{Scope: "node", Ref: "app", Digest: "sha256:1", Retain: proto.Bool(true)}},
 		{"pin set app sha256:1 --retain=false --force", &api.SetPinRequest{Ref: "app", Digest: "sha256:1", Retain: proto.Bool(false), Force: true}},
 		{"pin set app sha256:1", &api.SetPinRequest{Ref: "app", Digest: "sha256:1"}},
@@ -218,7 +220,7 @@ func TestEnvironment(t *testing.T) {
 
 // everyCall has one call of each command that uses the control service.
 var everyCall = []string{
-	"images", "inspect app", "resolve app", "pull app", "pin ls", "pin set app sha256:1", "pin rm app", "refresh app", "diff app", "du", "events", "check", "check --deep",
+	"images", "inspect app", "resolve app", "pull app", "pin ls", "pin ls --check", "pin set app sha256:1", "pin rm app", "refresh app", "diff app", "du", "events", "check", "check --deep",
 	"uninstall", "apply", "rollback", "lock status", "lock rm",
 }
 

@@ -98,6 +98,7 @@ func (a *app) printPin(s style, p *api.Pin) error {
 		field{"Last used", s.since(p.GetUsedAt())},
 		field{"Retain", yesNo(p.GetRetain())},
 		field{"Drift", driftText(p.GetDrift())},
+		field{"Looked up", lookupText(s, p.GetLookup())},
 	); err != nil {
 		return err
 	}

@@ -32,10 +32,23 @@ func (a *app) pinCommand() *cli.Command {
 }
 
 const pinListDescription = `Lists the pins of the node. DRIFT is the digest that the tag last had in the
-registry, if it is not the pinned digest.
+registry, if it is not the pinned digest. LOOKED UP is when the registry was
+asked last since the start: by a pull, by --check, or in the background with
+lookup_interval. "gone" means that it no longer has the pinned digest, "no
+access" that it does not accept the node's credentials, "no answer" that it was
+not available.
+
+With --check, it first looks up the pins that it lists, with the node's
+credentials.
+
+Exit code:
+  0   success
+  1   with --check, a registry did not answer; or the command failed
+  10  with --check, a tag has moved, or a digest is gone
 
 Examples:
   imagepin pin ls
+  imagepin pin ls --check
   imagepin pin ls --ref '**/shop:*' --scope node
   imagepin pin ls -o json | jq '.pins[] | select(.drift)'`
 
@@ -48,6 +61,7 @@ func (a *app) pinListCommand() *cli.Command {
 		Flags: []cli.Flag{
 			&cli.StringFlag{Name: "ref", Usage: "only pins of references that match `GLOB`: * matches any text without a slash, ** any text"},
 			scopeFlag("all"),
+			&cli.BoolFlag{Name: "check", Usage: "look up the pins at their registries first"},
 			noTruncFlag(),
 		},
 		Action: noArguments(a.pinList),
@@ -55,15 +69,22 @@ func (a *app) pinListCommand() *cli.Command {
 }
 
 func (a *app) pinList(ctx context.Context, cmd *cli.Command) error {
-	_, err := show(ctx, a, cmd, listPins, &api.PinsRequest{RefGlob: cmd.String("ref"), Scope: cmd.String("scope")}, a.printPins)
-	return err
+	list := listPins
+	if cmd.Bool("check") {
+		list = checkPins
+	}
+	r, err := show(ctx, a, cmd, list, &api.PinsRequest{RefGlob: cmd.String("ref"), Scope: cmd.String("scope")}, a.printPins)
+	if err != nil || !cmd.Bool("check") {
+		return err
+	}
+	return checkedPins(r.GetPins())
 }
 
 func (a *app) printPins(s style, r *api.PinsResponse) error {
-	return table(a.Out, []string{"SCOPE", "REFERENCE", "DIGEST", "MADE BY", "MADE", "USED", "RETAIN", "DRIFT"}, mapped(r.GetPins(), func(p *api.Pin) []string {
+	return table(a.Out, []string{"SCOPE", "REFERENCE", "DIGEST", "MADE BY", "MADE", "USED", "RETAIN", "DRIFT", "LOOKED UP"}, mapped(r.GetPins(), func(p *api.Pin) []string {
 		return []string{
 			p.GetScope(), s.ref(p.GetRef()), s.digest(p.GetRoot().GetDigest()), madeBy(p),
-			s.time(p.GetMadeAt()), s.time(p.GetUsedAt()), yesNo(p.GetRetain()), s.digest(p.GetDrift().GetDigest()),
+			s.time(p.GetMadeAt()), s.time(p.GetUsedAt()), yesNo(p.GetRetain()), s.digest(p.GetDrift().GetDigest()), s.lookedUp(p.GetLookup()),
 		}
 	}))
 }

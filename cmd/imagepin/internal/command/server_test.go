@@ -48,6 +48,7 @@ type control struct {
 	resolve   *api.ResolveResponse
 	pull      []*api.PullResponse
 	pins      *api.PinsResponse
+	checked   *api.PinsResponse
 	setPin    *api.SetPinResponse
 	removePin *api.RemovePinResponse
 	refresh   *api.RefreshResponse
@@ -110,6 +111,14 @@ func (c *control) StreamPins(r *api.PinsRequest, stream grpc.ServerStreamingServ
 		}
 	}
 	return c.answer(stream.Context(), r)
+}
+
+// CheckPins also says what the registries of the pins have answered.
+func (c *control) CheckPins(r *api.PinsRequest, stream grpc.ServerStreamingServer[api.PinsResponse]) error {
+	if err := c.answer(stream.Context(), r); err != nil {
+		return err
+	}
+	return stream.Send(c.checked)
 }
 
 func (c *control) SetPin(ctx context.Context, r *api.SetPinRequest) (*api.SetPinResponse, error) {
@@ -330,6 +339,15 @@ func provisionalPin() *api.Pin {
 	return p
 }
 
+// lookedUp adds the answer of a registry to a pin.
+func lookedUp(p *api.Pin, outcome, why string) *api.Pin {
+	p.Lookup = &api.Lookup{At: ago(3 * time.Hour), Outcome: outcome, Why: why}
+	if outcome == "gone" {
+		p.Lookup.Since = ago(9 * time.Hour)
+	}
+	return p
+}
+
 // clusterPin is the node's copy of a pin in the Kubernetes API.
 func clusterPin() *api.Pin {
 	p := appPin()
@@ -345,7 +363,7 @@ func appRule() *api.Rule {
 func recorded() *control {
 	return &control{
 		images:  &api.ImagesResponse{Keys: []*api.Key{appKey(), armKey()}},
-		inspect: &api.InspectResponse{Ref: appRef, Keys: []*api.Key{appKey(), armKey()}, Pins: []*api.Pin{appPin(), clusterPin(), provisionalPin(), workloadPin()}, Rule: appRule()},
+		inspect: &api.InspectResponse{Ref: appRef, Keys: []*api.Key{appKey(), armKey()}, Pins: []*api.Pin{lookedUp(appPin(), "gone", "the registry has no such digest"), clusterPin(), provisionalPin(), lookedUp(workloadPin(), "present", "")}, Rule: appRule()},
 		resolve: &api.ResolveResponse{
 			Ref: appRef, Target: appKey().Target, Rule: appRule(), Pin: appPin(),
 			Registry: &api.Descriptor{MediaType: indexType, Digest: digestNew, Size: 607}, Host: registryHost,
@@ -354,6 +372,7 @@ func recorded() *control {
 		},
 		pull:      pulled(),
 		pins:      &api.PinsResponse{Pins: []*api.Pin{appPin(), clusterPin(), provisionalPin(), workloadPin()}},
+		checked:   &api.PinsResponse{Pins: []*api.Pin{lookedUp(appPin(), "gone", "the registry has no such digest"), lookedUp(workloadPin(), "present", ""), lookedUp(clusterPin(), "no_access", "registry.example.com answered 403 Forbidden")}},
 		setPin:    &api.SetPinResponse{Pin: workloadPin(), Previous: digestOld},
 		removePin: &api.RemovePinResponse{Pin: appPin()},
 		refresh: &api.RefreshResponse{

@@ -141,7 +141,11 @@ func pinsText(p *api.PinStatus) string {
 	if p == nil {
 		return ""
 	}
-	text := fmt.Sprintf("%d, %d drifted, %s retained", p.GetPins(), p.GetDrifted(), units.BytesSize(float64(p.GetRetainedBytes())))
+	gone := ""
+	if n := p.GetGone(); n > 0 {
+		gone = fmt.Sprintf(", %d gone", n)
+	}
+	text := fmt.Sprintf("%d, %d drifted%s, %s retained", p.GetPins(), p.GetDrifted(), gone, units.BytesSize(float64(p.GetRetainedBytes())))
 	if limit := p.GetMaxRetainedBytes(); limit > 0 {
 		text += " of " + units.BytesSize(float64(limit))
 	}

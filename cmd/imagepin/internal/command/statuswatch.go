@@ -90,6 +90,9 @@ func statusChanges(before, after *api.StatusResponse) []string {
 	number("images", before.GetImages(), after.GetImages())
 	number("pins", before.GetPins().GetPins(), after.GetPins().GetPins())
 	number("drifted pins", before.GetPins().GetDrifted(), after.GetPins().GetDrifted())
+	if before.GetPins().GetGone() > 0 || after.GetPins().GetGone() > 0 {
+		number("pins whose digest is gone", before.GetPins().GetGone(), after.GetPins().GetGone())
+	}
 	number("pending repairs", before.GetIndex().GetPendingRepairs(), after.GetIndex().GetPendingRepairs())
 	number("registry fallbacks", before.GetRegistryFallbacks(), after.GetRegistryFallbacks())
 	text := func(added, removed string, was, is []string) {
