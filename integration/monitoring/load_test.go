@@ -105,12 +105,16 @@ func (l *load) failedPulls() {
 	l.Reg.SetFault(nil)
 }
 
-// pins pins two tags and retains their content, moves one of them, and refreshes its pin.
+// pins pins two tags and retains their content, moves one of them, and refreshes its pin. The registry deletes the other one, which a
+// look-up finds.
 func (l *load) pins() {
 	l.T.Helper()
 	for _, ref := range []string{"pinned/app:1", "pinned/other:1"} {
 		tag, _ := l.Push(ref, images.Options{Version: ref}, images.HostPlatform())
 		l.MustPull(tag, "")
+	}
+	if err := l.Reg.Delete("pinned/other@" + l.Pins(l.Reg.Ref("pinned/other:1"))["node"].GetRoot().GetDigest()); err != nil {
+		l.T.Fatal(err)
 	}
 	tag, _ := l.Push("pinned/app:1", images.Options{Version: "moved"}, images.HostPlatform())
 	l.MustPull(tag, "")
@@ -119,6 +123,10 @@ func (l *load) pins() {
 	if out, code := l.Operator("refresh", tag); code != hasChanged {
 		l.T.Fatalf("imagepin refresh: %d: %s", code, out)
 	}
+	if out, code := l.Operator("pin", "ls", "--check"); code != hasChanged {
+		l.T.Fatalf("imagepin pin ls --check: %d: %s", code, out)
+	}
+	l.prometheus.await(`imagepin_pins_gone == 1`)
 }
 
 // outage pulls an image while the registry is down, and repairs another one that has lost a layer: in vain, and again when

@@ -20,7 +20,6 @@ func TestMain(m *testing.M) { testkit.Main(m) }
 var notCaused = map[string]string{
 	"ImagepinClaimsLost":        "needs a second node",
 	"ImagepinDriftOld":          "takes a day",
-	"ImagepinPinnedDigestGone":  "needs a digest that was deleted from the registry",
 	"ImagepinReconcileSlow":     "needs a snapshotter that does not answer",
 	"ImagepinRetainedNearLimit": "depends on the size of images",
 }

@@ -39,7 +39,7 @@ func TestTwoNodes(t *testing.T) {
 	one, other := New(), New()
 	registries := map[*Metrics]*prometheus.Registry{one: prometheus.NewRegistry(), other: prometheus.NewRegistry()}
 	for m, r := range registries {
-		state := State{Keys: map[Target]int{{"linux/amd64", "overlayfs"}: 3}, Pins: map[string]int{"node": 2}, Drifted: 1, OldestDrift: time.Unix(11, 0), Gone: 14, LookupRound: time.Unix(15, 0), NamespacePins: 4, NamespacePinsLimit: 5, Provisional: 3,
+		state := State{Keys: map[Target]int{{"linux/amd64", "overlayfs"}: 3}, Pins: map[string]int{"node": 2}, Drifted: 1, OldestDrift: time.Unix(11, 0), Gone: 14, NamespacePins: 4, NamespacePinsLimit: 5, Provisional: 3,
 			RetainedBytes: 7, RetainedBytesLimit: 8, Reconcile: 9 * time.Second, Pulls: 10, PullsLeft: 13,
 			Lock: Lock{Digest: "sha256:1", AppliedAt: time.Unix(12, 0), Images: 5, Ready: 3, Drifted: 6, Failed: true}}
 		if err := m.Register(r, func() State { return state }); err != nil {
@@ -57,8 +57,7 @@ func TestTwoNodes(t *testing.T) {
 	one.Lost() // is not a question
 	one.LookedUp(lookup.NoAccess)
 	want := map[string]float64{"keys linux/amd64 overlayfs": 3, "pins node": 2, "pins_drifted": 1, "retained_bytes": 7,
-		"pins_oldest_drift_timestamp_seconds": 11, "namespace_pins": 4, "namespace_pins_limit": 5, "retained_limit_bytes": 8, "reconcile_seconds": 9, "pulls_running": 10, "pulls_left_bytes": 13,
-		"pins_gone": 14, "lookup_round_timestamp_seconds": 15}
+		"pins_oldest_drift_timestamp_seconds": 11, "namespace_pins": 4, "namespace_pins_limit": 5, "retained_limit_bytes": 8, "reconcile_seconds": 9, "pulls_running": 10, "pulls_left_bytes": 13, "pins_gone": 14}
 	want["lock_info sha256:1"], want["lock_applied_timestamp_seconds"], want["lock_apply_failed"], want["lock_drifted_containers"] = 1, 12, 1, 6
 	want["lock_images ready"], want["lock_images missing"], want["not_in_lock_total warn"], want["not_in_lock_total strict"] = 3, 2, 0, 0
 	for _, r := range resolve.Results {

@@ -16,8 +16,6 @@ type State struct {
 	Drifted int
 	// Gone is the number of pins whose digest their registry no longer has.
 	Gone int
-	// LookupRound is when the last round of look-ups has ended. It is zero before the first one.
-	LookupRound time.Time
 	// OldestDrift is when the first of these tags has moved. It is zero without drift.
 	OldestDrift time.Time
 	// NamespacePins is the number of pins of the Kubernetes namespace that has most, or of the node itself, and
@@ -62,7 +60,6 @@ var (
 	pinsDesc               = prometheus.NewDesc(namespace+"_pins", "Pins, by kind of scope.", []string{"scope"}, nil)
 	driftDesc              = prometheus.NewDesc(namespace+"_pins_drifted", "Pins whose tag has moved away in the registry.", nil, nil)
 	goneDesc               = prometheus.NewDesc(namespace+"_pins_gone", "Pins whose digest their registry no longer has, at the last look-up.", nil, nil)
-	lookupRoundDesc        = prometheus.NewDesc(namespace+"_lookup_round_timestamp_seconds", "When the last round of look-ups of pins in the background ended, in seconds since the Unix epoch; 0 before the first one.", nil, nil)
 	oldestDriftDesc        = prometheus.NewDesc(namespace+"_pins_oldest_drift_timestamp_seconds", "When the tag of the pin with the oldest drift moved, in seconds since the epoch; 0 without drift.", nil, nil)
 	namespacePinsDesc      = prometheus.NewDesc(namespace+"_namespace_pins", "Pins of the Kubernetes namespace that has most, or of the node itself.", nil, nil)
 	namespacePinsLimitDesc = prometheus.NewDesc(namespace+"_namespace_pins_limit", "Pins that each Kubernetes namespace, and the node itself, may have; 0 without limit.", nil, nil)
@@ -82,7 +79,7 @@ var (
 // Describe implements prometheus.Collector.
 func (c collector) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
-		keysDesc, pinsDesc, driftDesc, goneDesc, lookupRoundDesc, oldestDriftDesc, namespacePinsDesc, namespacePinsLimitDesc, provisionalDesc, retainedDesc,
+		keysDesc, pinsDesc, driftDesc, goneDesc, oldestDriftDesc, namespacePinsDesc, namespacePinsLimitDesc, provisionalDesc, retainedDesc,
 		retainedLimitDesc, reconcileDesc, lockInfoDesc, lockAppliedDesc, lockImagesDesc, lockDriftedDesc, lockFailedDesc,
 		pullsDesc, pullsLeftDesc,
 	} {
@@ -104,8 +101,11 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 	}
 	gauge(driftDesc, float64(s.Drifted))
 	gauge(goneDesc, float64(s.Gone))
-	gauge(lookupRoundDesc, timestamp(s.LookupRound))
-	gauge(oldestDriftDesc, timestamp(s.OldestDrift))
+	oldest := 0.0
+	if !s.OldestDrift.IsZero() {
+		oldest = float64(s.OldestDrift.Unix())
+	}
+	gauge(oldestDriftDesc, oldest)
 	gauge(namespacePinsDesc, float64(s.NamespacePins))
 	gauge(namespacePinsLimitDesc, float64(s.NamespacePinsLimit))
 	gauge(provisionalDesc, float64(s.Provisional))
@@ -115,14 +115,6 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 	gauge(pullsDesc, float64(s.Pulls))
 	gauge(pullsLeftDesc, float64(s.PullsLeft))
 	s.Lock.collect(gauge)
-}
-
-// timestamp returns a time in seconds since the Unix epoch, or 0 for the zero time.
-func timestamp(t time.Time) float64 {
-	if t.IsZero() {
-		return 0
-	}
-	return float64(t.Unix())
 }
 
 // collect reports the gauges of a lock.

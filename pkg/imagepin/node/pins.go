@@ -131,7 +131,7 @@ func (n *Node) state() metrics.State {
 			st.Provisional++
 		}
 	}
-	st.Gone, st.LookupRound = n.lookups.Gone(), n.lookups.Round()
+	st.Gone = n.lookups.Gone()
 	settings := n.active.Load().Settings
 	for _, used := range n.pins.Namespaces() {
 		st.NamespacePins = max(st.NamespacePins, used)

@@ -3,6 +3,7 @@ package command
 import (
 	"fmt"
 	"strings"
+	"time"
 
 	api "github.com/imagepin/imagepin/api/imagepin/v1"
 )
@@ -67,4 +68,17 @@ func checkedPins(pins []*api.Pin) error {
 		return exitError(exitChanged)
 	}
 	return nil
+}
+
+// lookupsText describes the look-ups in the background. It is empty if there are none.
+func lookupsText(p *api.PinStatus, now time.Time) string {
+	interval := p.GetLookupIntervalSeconds()
+	if interval == 0 {
+		return ""
+	}
+	text := "every " + (time.Duration(interval) * time.Second).String()
+	if at := p.GetLookedUpAt(); !unset(at) {
+		return text + ", last " + style{now: now}.ago(at)
+	}
+	return text + ", none yet"
 }

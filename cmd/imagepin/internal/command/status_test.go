@@ -48,6 +48,7 @@ func healthy() *api.StatusResponse {
 func unhealthy() *api.StatusResponse {
 	st := healthy()
 	st.Mode, st.Cluster, st.RegistryFallbacks, st.Pins.Provisional = "serve", true, 2, 1
+	st.Pins.Gone, st.Pins.LookupIntervalSeconds, st.Pins.LookedUpAt = 1, int64(6*time.Hour/time.Second), ago(2*time.Hour)
 	st.Index.Lost, st.Index.PendingRepairs = 2, 1
 	st.Index.Damaged, st.Index.Unused, st.Index.Dropped = 2, 4, 1
 	st.Lock = &api.LockSummary{Digest: digestOld, AppliedAt: ago(50 * time.Hour), Images: 3, Ready: 2, DriftedContainers: 1}
