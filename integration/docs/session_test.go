@@ -36,7 +36,7 @@ func newSession(t *testing.T, name string) *session {
 	if !ok {
 		t.Fatalf("there is no session %q", name)
 	}
-	opts.NoPods, opts.LogLevel = true, "info"
+	opts.NoPods, opts.LogLevel = name != "running pods", "info"
 	opts.Extra = withDropDirectories(opts.Extra)
 	metrics := testkit.Address(t)
 	opts.Extra = strings.ReplaceAll(opts.Extra, metricsAddress, metrics)

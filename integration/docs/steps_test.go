@@ -1,11 +1,13 @@
 package docs
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"google.golang.org/grpc/status"
@@ -25,6 +27,7 @@ var steps = map[string]func(s *session, args []string) (string, error){
 	"log":      (*session).log,
 	"registry": (*session).registry,
 	"pod":      (*session).pod,
+	"run":      (*session).runPod,
 	"remove":   (*session).remove,
 	"collect":  (*session).collect,
 	"restart":  (*session).restart,
@@ -109,6 +112,24 @@ func (s *session) pod(args []string) (string, error) {
 	}
 	_, err := s.Images().PullImage(s.Ctx, &cri.PullImageRequest{Image: spec, SandboxConfig: s.PodConfig(opts)})
 	return status.Convert(err).Message(), nil
+}
+
+// runPod runs a pod in the namespace shop, whose container "app" runs until it is stopped: run NAME REF. Images of documents have no
+// program, so it is mounted.
+func (s *session) runPod(args []string) (string, error) {
+	program, err := (&images.Programs{}).App(s.Ctx)
+	if err != nil {
+		return "", err
+	}
+	path := filepath.Join(s.Dir, "app")
+	if err := os.WriteFile(path, program, 0o755); err != nil && !errors.Is(err, syscall.ETXTBSY) { // a container runs it
+		return "", err
+	}
+	_, err = s.RunAsKubelet(s.Ctx, node.KubeletPod{
+		PodOptions: node.PodOptions{Namespace: "shop", Name: args[0]}, Image: args[1], Always: true,
+		Container: node.ContainerOptions{Name: "app", Command: []string{"/app"}, Mounts: []*cri.Mount{{HostPath: path, ContainerPath: "/app", Readonly: true}}},
+	})
+	return "", err
 }
 
 // remove removes an image as kubelet does: remove REF.
@@ -243,6 +264,7 @@ var sessions = map[string]node.Options{
 	"workload consistency": {Handlers: kata, Extra: consistency("workload")},
 	"no consistency":       {Handlers: kata},
 	"discarded layers":     node.WithEROFS(node.Options{DiscardUnpackedLayers: true}),
+	"running pods":         {Handlers: kata, Extra: consistency("node")},
 	"serve":                {Mode: node.Serve, Handlers: []node.Handler{{Name: "kata", Platform: "linux/arm64", Snapshotter: "native"}}},
 	"retain below keep": {Handlers: kata, Extra: consistency("node") + `
 [[plugins."io.containerd.imagepin.v1.images".rules]]

@@ -114,6 +114,7 @@ type ContainerOptions struct {
 	// Handler is the handler in the image spec. kubelet does not send it.
 	Handler string
 	Labels  map[string]string
+	Command []string
 	Args    []string
 	Env     map[string]string
 	Mounts  []*cri.Mount
@@ -140,6 +141,7 @@ func (n *Node) ContainerConfig(opts ContainerOptions) *cri.ContainerConfig {
 		Metadata: &cri.ContainerMetadata{Name: opts.Name},
 		Image:    &cri.ImageSpec{Image: opts.Image, UserSpecifiedImage: opts.UserImage, RuntimeHandler: opts.Handler},
 		Labels:   opts.Labels,
+		Command:  opts.Command,
 		Args:     opts.Args,
 		Mounts:   opts.Mounts,
 		LogPath:  opts.Name + ".log",

@@ -24,7 +24,7 @@ var layers = [][]string{
 	{"pkg/imagepin/internal/lease", "pkg/imagepin/lock", "pkg/imagepin/pin", "pkg/imagepin/pin/cluster/kube"},
 	{"pkg/imagepin/retain", "pkg/imagepin/bandwidth", "pkg/imagepin/pin/cluster", "pkg/imagepin/pin/pintest", "pkg/imagepin/bundle", "pkg/imagepin/applied"},
 	{"pkg/imagepin/store", "pkg/imagepin/resolve", "pkg/imagepin/download"},
-	{"pkg/imagepin/decide", "pkg/imagepin/config", "pkg/imagepin/health", "pkg/imagepin/usage", "pkg/imagepin/compare", "pkg/imagepin/replace", "pkg/imagepin/lookup"},
+	{"pkg/imagepin/decide", "pkg/imagepin/config", "pkg/imagepin/health", "pkg/imagepin/usage", "pkg/imagepin/compare", "pkg/imagepin/replace", "pkg/imagepin/lookup", "pkg/imagepin/running"},
 	{"pkg/imagepin/pull"},
 	{"pkg/imagepin/reconcile", "pkg/imagepin/metrics", "pkg/imagepin/apply"},
 	{"pkg/imagepin/cri", "pkg/imagepin/control"},

@@ -2444,6 +2444,268 @@ func (x *Refreshed) GetError() string {
 	return ""
 }
 
+type ContainersRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	RefGlob       string                 `protobuf:"bytes,1,opt,name=ref_glob,json=refGlob,proto3" json:"ref_glob,omitempty"` // matches normalized references; empty means all
+	Handler       string                 `protobuf:"bytes,2,opt,name=handler,proto3" json:"handler,omitempty"`
+	PodGlob       string                 `protobuf:"bytes,3,opt,name=pod_glob,json=podGlob,proto3" json:"pod_glob,omitempty"` // matches <namespace>/<name>, or only the name if it has no slash; empty means all
+	Differs       bool                   `protobuf:"varint,4,opt,name=differs,proto3" json:"differs,omitempty"`               // only those that differ
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ContainersRequest) Reset() {
+	*x = ContainersRequest{}
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[35]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ContainersRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ContainersRequest) ProtoMessage() {}
+
+func (x *ContainersRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[35]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ContainersRequest.ProtoReflect.Descriptor instead.
+func (*ContainersRequest) Descriptor() ([]byte, []int) {
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{35}
+}
+
+func (x *ContainersRequest) GetRefGlob() string {
+	if x != nil {
+		return x.RefGlob
+	}
+	return ""
+}
+
+func (x *ContainersRequest) GetHandler() string {
+	if x != nil {
+		return x.Handler
+	}
+	return ""
+}
+
+func (x *ContainersRequest) GetPodGlob() string {
+	if x != nil {
+		return x.PodGlob
+	}
+	return ""
+}
+
+func (x *ContainersRequest) GetDiffers() bool {
+	if x != nil {
+		return x.Differs
+	}
+	return false
+}
+
+type ContainersResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Containers    []*Container           `protobuf:"bytes,1,rep,name=containers,proto3" json:"containers,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ContainersResponse) Reset() {
+	*x = ContainersResponse{}
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[36]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ContainersResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ContainersResponse) ProtoMessage() {}
+
+func (x *ContainersResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[36]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ContainersResponse.ProtoReflect.Descriptor instead.
+func (*ContainersResponse) Descriptor() ([]byte, []int) {
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{36}
+}
+
+func (x *ContainersResponse) GetContainers() []*Container {
+	if x != nil {
+		return x.Containers
+	}
+	return nil
+}
+
+// Container is a running container and one of its images: its own, or that of an image volume.
+type Container struct {
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	Id        string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"` // in the CRI
+	Namespace string                 `protobuf:"bytes,2,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	Pod       string                 `protobuf:"bytes,3,opt,name=pod,proto3" json:"pod,omitempty"`
+	Container string                 `protobuf:"bytes,4,opt,name=container,proto3" json:"container,omitempty"`
+	Volume    string                 `protobuf:"bytes,5,opt,name=volume,proto3" json:"volume,omitempty"` // path of the image volume in the container; empty for the container's own image
+	Handler   string                 `protobuf:"bytes,6,opt,name=handler,proto3" json:"handler,omitempty"`
+	Ref       string                 `protobuf:"bytes,7,opt,name=ref,proto3" json:"ref,omitempty"` // by which the pod names the image, normalized; empty if it names it by its ID
+	ImageId   string                 `protobuf:"bytes,8,opt,name=image_id,json=imageId,proto3" json:"image_id,omitempty"`
+	Digest    string                 `protobuf:"bytes,9,opt,name=digest,proto3" json:"digest,omitempty"` // that it runs; empty if the node no longer knows it
+	Pin       *Pin                   `protobuf:"bytes,10,opt,name=pin,proto3" json:"pin,omitempty"`      // that applies to it; unset if none does
+	Error     string                 `protobuf:"bytes,11,opt,name=error,proto3" json:"error,omitempty"`  // why it is not known which pin applies
+	// It runs another image than the pin means. If pin is set and digest is empty, false means that this is not known.
+	Differs       bool                   `protobuf:"varint,12,opt,name=differs,proto3" json:"differs,omitempty"`
+	Since         *timestamppb.Timestamp `protobuf:"bytes,13,opt,name=since,proto3" json:"since,omitempty"` // since when it differs
+	CreatedAt     *timestamppb.Timestamp `protobuf:"bytes,14,opt,name=created_at,json=createdAt,proto3" json:"created_at,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Container) Reset() {
+	*x = Container{}
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[37]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Container) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Container) ProtoMessage() {}
+
+func (x *Container) ProtoReflect() protoreflect.Message {
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[37]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Container.ProtoReflect.Descriptor instead.
+func (*Container) Descriptor() ([]byte, []int) {
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{37}
+}
+
+func (x *Container) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *Container) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *Container) GetPod() string {
+	if x != nil {
+		return x.Pod
+	}
+	return ""
+}
+
+func (x *Container) GetContainer() string {
+	if x != nil {
+		return x.Container
+	}
+	return ""
+}
+
+func (x *Container) GetVolume() string {
+	if x != nil {
+		return x.Volume
+	}
+	return ""
+}
+
+func (x *Container) GetHandler() string {
+	if x != nil {
+		return x.Handler
+	}
+	return ""
+}
+
+func (x *Container) GetRef() string {
+	if x != nil {
+		return x.Ref
+	}
+	return ""
+}
+
+func (x *Container) GetImageId() string {
+	if x != nil {
+		return x.ImageId
+	}
+	return ""
+}
+
+func (x *Container) GetDigest() string {
+	if x != nil {
+		return x.Digest
+	}
+	return ""
+}
+
+func (x *Container) GetPin() *Pin {
+	if x != nil {
+		return x.Pin
+	}
+	return nil
+}
+
+func (x *Container) GetError() string {
+	if x != nil {
+		return x.Error
+	}
+	return ""
+}
+
+func (x *Container) GetDiffers() bool {
+	if x != nil {
+		return x.Differs
+	}
+	return false
+}
+
+func (x *Container) GetSince() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Since
+	}
+	return nil
+}
+
+func (x *Container) GetCreatedAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.CreatedAt
+	}
+	return nil
+}
+
 type StatusRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -2452,7 +2714,7 @@ type StatusRequest struct {
 
 func (x *StatusRequest) Reset() {
 	*x = StatusRequest{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[35]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2464,7 +2726,7 @@ func (x *StatusRequest) String() string {
 func (*StatusRequest) ProtoMessage() {}
 
 func (x *StatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[35]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2477,7 +2739,7 @@ func (x *StatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusRequest.ProtoReflect.Descriptor instead.
 func (*StatusRequest) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{35}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{38}
 }
 
 type StatusResponse struct {
@@ -2504,7 +2766,7 @@ type StatusResponse struct {
 
 func (x *StatusResponse) Reset() {
 	*x = StatusResponse{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[36]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2516,7 +2778,7 @@ func (x *StatusResponse) String() string {
 func (*StatusResponse) ProtoMessage() {}
 
 func (x *StatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[36]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2529,7 +2791,7 @@ func (x *StatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusResponse.ProtoReflect.Descriptor instead.
 func (*StatusResponse) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{36}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *StatusResponse) GetVersion() string {
@@ -2655,7 +2917,7 @@ type LimitRateRequest struct {
 
 func (x *LimitRateRequest) Reset() {
 	*x = LimitRateRequest{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[37]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2667,7 +2929,7 @@ func (x *LimitRateRequest) String() string {
 func (*LimitRateRequest) ProtoMessage() {}
 
 func (x *LimitRateRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[37]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2680,7 +2942,7 @@ func (x *LimitRateRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LimitRateRequest.ProtoReflect.Descriptor instead.
 func (*LimitRateRequest) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{37}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *LimitRateRequest) GetBytesPerSecond() int64 {
@@ -2709,7 +2971,7 @@ type DownloadRate struct {
 
 func (x *DownloadRate) Reset() {
 	*x = DownloadRate{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[38]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2721,7 +2983,7 @@ func (x *DownloadRate) String() string {
 func (*DownloadRate) ProtoMessage() {}
 
 func (x *DownloadRate) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[38]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2734,7 +2996,7 @@ func (x *DownloadRate) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DownloadRate.ProtoReflect.Descriptor instead.
 func (*DownloadRate) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{38}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *DownloadRate) GetBytesPerSecond() int64 {
@@ -2773,7 +3035,7 @@ type LockSummary struct {
 
 func (x *LockSummary) Reset() {
 	*x = LockSummary{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[39]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2785,7 +3047,7 @@ func (x *LockSummary) String() string {
 func (*LockSummary) ProtoMessage() {}
 
 func (x *LockSummary) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[39]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2798,7 +3060,7 @@ func (x *LockSummary) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LockSummary.ProtoReflect.Descriptor instead.
 func (*LockSummary) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{39}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *LockSummary) GetDigest() string {
@@ -2860,7 +3122,7 @@ type IndexStatus struct {
 
 func (x *IndexStatus) Reset() {
 	*x = IndexStatus{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[40]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2872,7 +3134,7 @@ func (x *IndexStatus) String() string {
 func (*IndexStatus) ProtoMessage() {}
 
 func (x *IndexStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[40]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2885,7 +3147,7 @@ func (x *IndexStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use IndexStatus.ProtoReflect.Descriptor instead.
 func (*IndexStatus) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{40}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *IndexStatus) GetReady() bool {
@@ -2958,7 +3220,7 @@ type TargetStatus struct {
 
 func (x *TargetStatus) Reset() {
 	*x = TargetStatus{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[41]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2970,7 +3232,7 @@ func (x *TargetStatus) String() string {
 func (*TargetStatus) ProtoMessage() {}
 
 func (x *TargetStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[41]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2983,7 +3245,7 @@ func (x *TargetStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TargetStatus.ProtoReflect.Descriptor instead.
 func (*TargetStatus) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{41}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *TargetStatus) GetTarget() *Target {
@@ -3037,7 +3299,7 @@ type PinStatus struct {
 
 func (x *PinStatus) Reset() {
 	*x = PinStatus{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[42]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3049,7 +3311,7 @@ func (x *PinStatus) String() string {
 func (*PinStatus) ProtoMessage() {}
 
 func (x *PinStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[42]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3062,7 +3324,7 @@ func (x *PinStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PinStatus.ProtoReflect.Descriptor instead.
 func (*PinStatus) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{42}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *PinStatus) GetPins() int64 {
@@ -3140,7 +3402,7 @@ type RunningPull struct {
 
 func (x *RunningPull) Reset() {
 	*x = RunningPull{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[43]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3152,7 +3414,7 @@ func (x *RunningPull) String() string {
 func (*RunningPull) ProtoMessage() {}
 
 func (x *RunningPull) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[43]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3165,7 +3427,7 @@ func (x *RunningPull) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunningPull.ProtoReflect.Descriptor instead.
 func (*RunningPull) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{43}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *RunningPull) GetRef() string {
@@ -3235,7 +3497,7 @@ type Problem struct {
 
 func (x *Problem) Reset() {
 	*x = Problem{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[44]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3247,7 +3509,7 @@ func (x *Problem) String() string {
 func (*Problem) ProtoMessage() {}
 
 func (x *Problem) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[44]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3260,7 +3522,7 @@ func (x *Problem) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Problem.ProtoReflect.Descriptor instead.
 func (*Problem) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{44}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *Problem) GetMessage() string {
@@ -3286,7 +3548,7 @@ type DiskUsageRequest struct {
 
 func (x *DiskUsageRequest) Reset() {
 	*x = DiskUsageRequest{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[45]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3298,7 +3560,7 @@ func (x *DiskUsageRequest) String() string {
 func (*DiskUsageRequest) ProtoMessage() {}
 
 func (x *DiskUsageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[45]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3311,7 +3573,7 @@ func (x *DiskUsageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiskUsageRequest.ProtoReflect.Descriptor instead.
 func (*DiskUsageRequest) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{45}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *DiskUsageRequest) GetRefGlob() string {
@@ -3336,7 +3598,7 @@ type DiskUsageResponse struct {
 
 func (x *DiskUsageResponse) Reset() {
 	*x = DiskUsageResponse{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[46]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3348,7 +3610,7 @@ func (x *DiskUsageResponse) String() string {
 func (*DiskUsageResponse) ProtoMessage() {}
 
 func (x *DiskUsageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[46]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3361,7 +3623,7 @@ func (x *DiskUsageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiskUsageResponse.ProtoReflect.Descriptor instead.
 func (*DiskUsageResponse) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{46}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *DiskUsageResponse) GetImages() []*ImageUsage {
@@ -3414,7 +3676,7 @@ type ImageUsage struct {
 
 func (x *ImageUsage) Reset() {
 	*x = ImageUsage{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[47]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3426,7 +3688,7 @@ func (x *ImageUsage) String() string {
 func (*ImageUsage) ProtoMessage() {}
 
 func (x *ImageUsage) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[47]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3439,7 +3701,7 @@ func (x *ImageUsage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImageUsage.ProtoReflect.Descriptor instead.
 func (*ImageUsage) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{47}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *ImageUsage) GetImageId() string {
@@ -3496,7 +3758,7 @@ type UnpackedUsage struct {
 
 func (x *UnpackedUsage) Reset() {
 	*x = UnpackedUsage{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[48]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3508,7 +3770,7 @@ func (x *UnpackedUsage) String() string {
 func (*UnpackedUsage) ProtoMessage() {}
 
 func (x *UnpackedUsage) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[48]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3521,7 +3783,7 @@ func (x *UnpackedUsage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UnpackedUsage.ProtoReflect.Descriptor instead.
 func (*UnpackedUsage) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{48}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *UnpackedUsage) GetSnapshotter() string {
@@ -3555,7 +3817,7 @@ type ContentUsage struct {
 
 func (x *ContentUsage) Reset() {
 	*x = ContentUsage{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[49]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3567,7 +3829,7 @@ func (x *ContentUsage) String() string {
 func (*ContentUsage) ProtoMessage() {}
 
 func (x *ContentUsage) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[49]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3580,7 +3842,7 @@ func (x *ContentUsage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ContentUsage.ProtoReflect.Descriptor instead.
 func (*ContentUsage) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{49}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *ContentUsage) GetBlobs() int64 {
@@ -3612,7 +3874,7 @@ type SnapshotterUsage struct {
 
 func (x *SnapshotterUsage) Reset() {
 	*x = SnapshotterUsage{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[50]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3624,7 +3886,7 @@ func (x *SnapshotterUsage) String() string {
 func (*SnapshotterUsage) ProtoMessage() {}
 
 func (x *SnapshotterUsage) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[50]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3637,7 +3899,7 @@ func (x *SnapshotterUsage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotterUsage.ProtoReflect.Descriptor instead.
 func (*SnapshotterUsage) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{50}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *SnapshotterUsage) GetSnapshotter() string {
@@ -3691,7 +3953,7 @@ type EventsRequest struct {
 
 func (x *EventsRequest) Reset() {
 	*x = EventsRequest{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[51]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3703,7 +3965,7 @@ func (x *EventsRequest) String() string {
 func (*EventsRequest) ProtoMessage() {}
 
 func (x *EventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[51]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3716,7 +3978,7 @@ func (x *EventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsRequest.ProtoReflect.Descriptor instead.
 func (*EventsRequest) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{51}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *EventsRequest) GetRefGlob() string {
@@ -3750,7 +4012,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[52]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3762,7 +4024,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[52]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3775,7 +4037,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{52}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *Event) GetAt() *timestamppb.Timestamp {
@@ -3886,7 +4148,7 @@ type DiffRequest struct {
 
 func (x *DiffRequest) Reset() {
 	*x = DiffRequest{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[53]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3898,7 +4160,7 @@ func (x *DiffRequest) String() string {
 func (*DiffRequest) ProtoMessage() {}
 
 func (x *DiffRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[53]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3911,7 +4173,7 @@ func (x *DiffRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiffRequest.ProtoReflect.Descriptor instead.
 func (*DiffRequest) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{53}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *DiffRequest) GetRef() string {
@@ -3963,7 +4225,7 @@ type DiffResponse struct {
 
 func (x *DiffResponse) Reset() {
 	*x = DiffResponse{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[54]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3975,7 +4237,7 @@ func (x *DiffResponse) String() string {
 func (*DiffResponse) ProtoMessage() {}
 
 func (x *DiffResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[54]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3988,7 +4250,7 @@ func (x *DiffResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiffResponse.ProtoReflect.Descriptor instead.
 func (*DiffResponse) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{54}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *DiffResponse) GetRef() string {
@@ -4051,7 +4313,7 @@ type PlatformDiff struct {
 
 func (x *PlatformDiff) Reset() {
 	*x = PlatformDiff{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[55]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4063,7 +4325,7 @@ func (x *PlatformDiff) String() string {
 func (*PlatformDiff) ProtoMessage() {}
 
 func (x *PlatformDiff) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[55]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4076,7 +4338,7 @@ func (x *PlatformDiff) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlatformDiff.ProtoReflect.Descriptor instead.
 func (*PlatformDiff) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{55}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *PlatformDiff) GetPlatform() string {
@@ -4153,7 +4415,7 @@ type LayerDiff struct {
 
 func (x *LayerDiff) Reset() {
 	*x = LayerDiff{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[56]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4165,7 +4427,7 @@ func (x *LayerDiff) String() string {
 func (*LayerDiff) ProtoMessage() {}
 
 func (x *LayerDiff) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[56]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4178,7 +4440,7 @@ func (x *LayerDiff) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LayerDiff.ProtoReflect.Descriptor instead.
 func (*LayerDiff) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{56}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *LayerDiff) GetChange() string {
@@ -4214,7 +4476,7 @@ type ConfigDiff struct {
 
 func (x *ConfigDiff) Reset() {
 	*x = ConfigDiff{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[57]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4226,7 +4488,7 @@ func (x *ConfigDiff) String() string {
 func (*ConfigDiff) ProtoMessage() {}
 
 func (x *ConfigDiff) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[57]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4239,7 +4501,7 @@ func (x *ConfigDiff) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConfigDiff.ProtoReflect.Descriptor instead.
 func (*ConfigDiff) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{57}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *ConfigDiff) GetField() string {
@@ -4274,7 +4536,7 @@ type CheckRequest struct {
 
 func (x *CheckRequest) Reset() {
 	*x = CheckRequest{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[58]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4286,7 +4548,7 @@ func (x *CheckRequest) String() string {
 func (*CheckRequest) ProtoMessage() {}
 
 func (x *CheckRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[58]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4299,7 +4561,7 @@ func (x *CheckRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckRequest.ProtoReflect.Descriptor instead.
 func (*CheckRequest) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{58}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *CheckRequest) GetRepair() bool {
@@ -4326,7 +4588,7 @@ type CheckResponse struct {
 
 func (x *CheckResponse) Reset() {
 	*x = CheckResponse{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[59]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4338,7 +4600,7 @@ func (x *CheckResponse) String() string {
 func (*CheckResponse) ProtoMessage() {}
 
 func (x *CheckResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[59]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4351,7 +4613,7 @@ func (x *CheckResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckResponse.ProtoReflect.Descriptor instead.
 func (*CheckResponse) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{59}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *CheckResponse) GetFindings() []*Finding {
@@ -4380,7 +4642,7 @@ type DeepCheckRequest struct {
 
 func (x *DeepCheckRequest) Reset() {
 	*x = DeepCheckRequest{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[60]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4392,7 +4654,7 @@ func (x *DeepCheckRequest) String() string {
 func (*DeepCheckRequest) ProtoMessage() {}
 
 func (x *DeepCheckRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[60]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4405,7 +4667,7 @@ func (x *DeepCheckRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeepCheckRequest.ProtoReflect.Descriptor instead.
 func (*DeepCheckRequest) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{60}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *DeepCheckRequest) GetRepair() bool {
@@ -4439,7 +4701,7 @@ type DeepCheckResponse struct {
 
 func (x *DeepCheckResponse) Reset() {
 	*x = DeepCheckResponse{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[61]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4451,7 +4713,7 @@ func (x *DeepCheckResponse) String() string {
 func (*DeepCheckResponse) ProtoMessage() {}
 
 func (x *DeepCheckResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[61]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4464,7 +4726,7 @@ func (x *DeepCheckResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeepCheckResponse.ProtoReflect.Descriptor instead.
 func (*DeepCheckResponse) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{61}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *DeepCheckResponse) GetProgress() *DeepCheckProgress {
@@ -4497,7 +4759,7 @@ type DeepCheckProgress struct {
 
 func (x *DeepCheckProgress) Reset() {
 	*x = DeepCheckProgress{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[62]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4509,7 +4771,7 @@ func (x *DeepCheckProgress) String() string {
 func (*DeepCheckProgress) ProtoMessage() {}
 
 func (x *DeepCheckProgress) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[62]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4522,7 +4784,7 @@ func (x *DeepCheckProgress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeepCheckProgress.ProtoReflect.Descriptor instead.
 func (*DeepCheckProgress) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{62}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *DeepCheckProgress) GetBlobs() int64 {
@@ -4597,7 +4859,7 @@ type Finding struct {
 
 func (x *Finding) Reset() {
 	*x = Finding{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[63]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4609,7 +4871,7 @@ func (x *Finding) String() string {
 func (*Finding) ProtoMessage() {}
 
 func (x *Finding) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[63]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4622,7 +4884,7 @@ func (x *Finding) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Finding.ProtoReflect.Descriptor instead.
 func (*Finding) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{63}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *Finding) GetSubject() string {
@@ -4698,7 +4960,7 @@ type ApplyRequest struct {
 
 func (x *ApplyRequest) Reset() {
 	*x = ApplyRequest{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[64]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4710,7 +4972,7 @@ func (x *ApplyRequest) String() string {
 func (*ApplyRequest) ProtoMessage() {}
 
 func (x *ApplyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[64]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4723,7 +4985,7 @@ func (x *ApplyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyRequest.ProtoReflect.Descriptor instead.
 func (*ApplyRequest) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{64}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *ApplyRequest) GetLock() []byte {
@@ -4797,7 +5059,7 @@ type CancelApplyRequest struct {
 
 func (x *CancelApplyRequest) Reset() {
 	*x = CancelApplyRequest{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[65]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4809,7 +5071,7 @@ func (x *CancelApplyRequest) String() string {
 func (*CancelApplyRequest) ProtoMessage() {}
 
 func (x *CancelApplyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[65]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4822,7 +5084,7 @@ func (x *CancelApplyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelApplyRequest.ProtoReflect.Descriptor instead.
 func (*CancelApplyRequest) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{65}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{68}
 }
 
 type CancelApplyResponse struct {
@@ -4834,7 +5096,7 @@ type CancelApplyResponse struct {
 
 func (x *CancelApplyResponse) Reset() {
 	*x = CancelApplyResponse{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[66]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4846,7 +5108,7 @@ func (x *CancelApplyResponse) String() string {
 func (*CancelApplyResponse) ProtoMessage() {}
 
 func (x *CancelApplyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[66]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4859,7 +5121,7 @@ func (x *CancelApplyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelApplyResponse.ProtoReflect.Descriptor instead.
 func (*CancelApplyResponse) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{66}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *CancelApplyResponse) GetCanceled() bool {
@@ -4879,7 +5141,7 @@ type RollbackRequest struct {
 
 func (x *RollbackRequest) Reset() {
 	*x = RollbackRequest{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[67]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4891,7 +5153,7 @@ func (x *RollbackRequest) String() string {
 func (*RollbackRequest) ProtoMessage() {}
 
 func (x *RollbackRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[67]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4904,7 +5166,7 @@ func (x *RollbackRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RollbackRequest.ProtoReflect.Descriptor instead.
 func (*RollbackRequest) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{67}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *RollbackRequest) GetCredential() *Credential {
@@ -4931,7 +5193,7 @@ type ApplyResponse struct {
 
 func (x *ApplyResponse) Reset() {
 	*x = ApplyResponse{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[68]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4943,7 +5205,7 @@ func (x *ApplyResponse) String() string {
 func (*ApplyResponse) ProtoMessage() {}
 
 func (x *ApplyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[68]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4956,7 +5218,7 @@ func (x *ApplyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyResponse.ProtoReflect.Descriptor instead.
 func (*ApplyResponse) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{68}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *ApplyResponse) GetProgress() *ApplyProgress {
@@ -4986,7 +5248,7 @@ type ApplyProgress struct {
 
 func (x *ApplyProgress) Reset() {
 	*x = ApplyProgress{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[69]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4998,7 +5260,7 @@ func (x *ApplyProgress) String() string {
 func (*ApplyProgress) ProtoMessage() {}
 
 func (x *ApplyProgress) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[69]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5011,7 +5273,7 @@ func (x *ApplyProgress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyProgress.ProtoReflect.Descriptor instead.
 func (*ApplyProgress) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{69}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *ApplyProgress) GetPhase() string {
@@ -5061,7 +5323,7 @@ type ApplyResult struct {
 
 func (x *ApplyResult) Reset() {
 	*x = ApplyResult{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[70]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5073,7 +5335,7 @@ func (x *ApplyResult) String() string {
 func (*ApplyResult) ProtoMessage() {}
 
 func (x *ApplyResult) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[70]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5086,7 +5348,7 @@ func (x *ApplyResult) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyResult.ProtoReflect.Descriptor instead.
 func (*ApplyResult) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{70}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *ApplyResult) GetLock() string {
@@ -5129,7 +5391,7 @@ type LockChange struct {
 
 func (x *LockChange) Reset() {
 	*x = LockChange{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[71]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5141,7 +5403,7 @@ func (x *LockChange) String() string {
 func (*LockChange) ProtoMessage() {}
 
 func (x *LockChange) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[71]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5154,7 +5416,7 @@ func (x *LockChange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LockChange.ProtoReflect.Descriptor instead.
 func (*LockChange) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{71}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *LockChange) GetRef() string {
@@ -5186,7 +5448,7 @@ type LockStatusRequest struct {
 
 func (x *LockStatusRequest) Reset() {
 	*x = LockStatusRequest{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[72]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5198,7 +5460,7 @@ func (x *LockStatusRequest) String() string {
 func (*LockStatusRequest) ProtoMessage() {}
 
 func (x *LockStatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[72]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5211,7 +5473,7 @@ func (x *LockStatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LockStatusRequest.ProtoReflect.Descriptor instead.
 func (*LockStatusRequest) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{72}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{75}
 }
 
 type LockStatusResponse struct {
@@ -5231,7 +5493,7 @@ type LockStatusResponse struct {
 
 func (x *LockStatusResponse) Reset() {
 	*x = LockStatusResponse{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[73]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5243,7 +5505,7 @@ func (x *LockStatusResponse) String() string {
 func (*LockStatusResponse) ProtoMessage() {}
 
 func (x *LockStatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[73]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5256,7 +5518,7 @@ func (x *LockStatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LockStatusResponse.ProtoReflect.Descriptor instead.
 func (*LockStatusResponse) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{73}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *LockStatusResponse) GetLock() *Lock {
@@ -5336,7 +5598,7 @@ type Lock struct {
 
 func (x *Lock) Reset() {
 	*x = Lock{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[74]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5348,7 +5610,7 @@ func (x *Lock) String() string {
 func (*Lock) ProtoMessage() {}
 
 func (x *Lock) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[74]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5361,7 +5623,7 @@ func (x *Lock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Lock.ProtoReflect.Descriptor instead.
 func (*Lock) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{74}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *Lock) GetDigest() string {
@@ -5417,7 +5679,7 @@ type LockFailure struct {
 
 func (x *LockFailure) Reset() {
 	*x = LockFailure{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[75]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5429,7 +5691,7 @@ func (x *LockFailure) String() string {
 func (*LockFailure) ProtoMessage() {}
 
 func (x *LockFailure) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[75]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5442,7 +5704,7 @@ func (x *LockFailure) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LockFailure.ProtoReflect.Descriptor instead.
 func (*LockFailure) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{75}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *LockFailure) GetAt() *timestamppb.Timestamp {
@@ -5480,7 +5742,7 @@ type LockCounts struct {
 
 func (x *LockCounts) Reset() {
 	*x = LockCounts{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[76]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5492,7 +5754,7 @@ func (x *LockCounts) String() string {
 func (*LockCounts) ProtoMessage() {}
 
 func (x *LockCounts) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[76]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5505,7 +5767,7 @@ func (x *LockCounts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LockCounts.ProtoReflect.Descriptor instead.
 func (*LockCounts) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{76}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *LockCounts) GetLocked() int64 {
@@ -5566,7 +5828,7 @@ type LockedImage struct {
 
 func (x *LockedImage) Reset() {
 	*x = LockedImage{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[77]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5578,7 +5840,7 @@ func (x *LockedImage) String() string {
 func (*LockedImage) ProtoMessage() {}
 
 func (x *LockedImage) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[77]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5591,7 +5853,7 @@ func (x *LockedImage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LockedImage.ProtoReflect.Descriptor instead.
 func (*LockedImage) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{77}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *LockedImage) GetRef() string {
@@ -5655,7 +5917,7 @@ type ExtraImage struct {
 
 func (x *ExtraImage) Reset() {
 	*x = ExtraImage{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[78]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5667,7 +5929,7 @@ func (x *ExtraImage) String() string {
 func (*ExtraImage) ProtoMessage() {}
 
 func (x *ExtraImage) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[78]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5680,7 +5942,7 @@ func (x *ExtraImage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtraImage.ProtoReflect.Descriptor instead.
 func (*ExtraImage) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{78}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *ExtraImage) GetImageId() string {
@@ -5719,7 +5981,7 @@ type DriftedContainer struct {
 
 func (x *DriftedContainer) Reset() {
 	*x = DriftedContainer{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[79]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5731,7 +5993,7 @@ func (x *DriftedContainer) String() string {
 func (*DriftedContainer) ProtoMessage() {}
 
 func (x *DriftedContainer) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[79]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5744,7 +6006,7 @@ func (x *DriftedContainer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DriftedContainer.ProtoReflect.Descriptor instead.
 func (*DriftedContainer) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{79}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *DriftedContainer) GetNamespace() string {
@@ -5798,7 +6060,7 @@ type RemoveLockRequest struct {
 
 func (x *RemoveLockRequest) Reset() {
 	*x = RemoveLockRequest{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[80]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5810,7 +6072,7 @@ func (x *RemoveLockRequest) String() string {
 func (*RemoveLockRequest) ProtoMessage() {}
 
 func (x *RemoveLockRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[80]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5823,7 +6085,7 @@ func (x *RemoveLockRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveLockRequest.ProtoReflect.Descriptor instead.
 func (*RemoveLockRequest) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{80}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *RemoveLockRequest) GetPrevious() bool {
@@ -5842,7 +6104,7 @@ type RemoveLockResponse struct {
 
 func (x *RemoveLockResponse) Reset() {
 	*x = RemoveLockResponse{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[81]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5854,7 +6116,7 @@ func (x *RemoveLockResponse) String() string {
 func (*RemoveLockResponse) ProtoMessage() {}
 
 func (x *RemoveLockResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[81]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5867,7 +6129,7 @@ func (x *RemoveLockResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveLockResponse.ProtoReflect.Descriptor instead.
 func (*RemoveLockResponse) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{81}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{84}
 }
 
 func (x *RemoveLockResponse) GetResult() *ApplyResult {
@@ -5890,7 +6152,7 @@ type LockEvent struct {
 
 func (x *LockEvent) Reset() {
 	*x = LockEvent{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[82]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5902,7 +6164,7 @@ func (x *LockEvent) String() string {
 func (*LockEvent) ProtoMessage() {}
 
 func (x *LockEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[82]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5915,7 +6177,7 @@ func (x *LockEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LockEvent.ProtoReflect.Descriptor instead.
 func (*LockEvent) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{82}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{85}
 }
 
 func (x *LockEvent) GetLock() string {
@@ -5955,7 +6217,7 @@ type UninstallRequest struct {
 
 func (x *UninstallRequest) Reset() {
 	*x = UninstallRequest{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[83]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5967,7 +6229,7 @@ func (x *UninstallRequest) String() string {
 func (*UninstallRequest) ProtoMessage() {}
 
 func (x *UninstallRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[83]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5980,7 +6242,7 @@ func (x *UninstallRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UninstallRequest.ProtoReflect.Descriptor instead.
 func (*UninstallRequest) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{83}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{86}
 }
 
 func (x *UninstallRequest) GetDryRun() bool {
@@ -6002,7 +6264,7 @@ type UninstallResponse struct {
 
 func (x *UninstallResponse) Reset() {
 	*x = UninstallResponse{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[84]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6014,7 +6276,7 @@ func (x *UninstallResponse) String() string {
 func (*UninstallResponse) ProtoMessage() {}
 
 func (x *UninstallResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[84]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6027,7 +6289,7 @@ func (x *UninstallResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UninstallResponse.ProtoReflect.Descriptor instead.
 func (*UninstallResponse) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{84}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{87}
 }
 
 func (x *UninstallResponse) GetLabels() int64 {
@@ -6066,7 +6328,7 @@ type VersionRequest struct {
 
 func (x *VersionRequest) Reset() {
 	*x = VersionRequest{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[85]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6078,7 +6340,7 @@ func (x *VersionRequest) String() string {
 func (*VersionRequest) ProtoMessage() {}
 
 func (x *VersionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[85]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6091,7 +6353,7 @@ func (x *VersionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VersionRequest.ProtoReflect.Descriptor instead.
 func (*VersionRequest) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{85}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{88}
 }
 
 type VersionResponse struct {
@@ -6103,7 +6365,7 @@ type VersionResponse struct {
 
 func (x *VersionResponse) Reset() {
 	*x = VersionResponse{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[86]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[89]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6115,7 +6377,7 @@ func (x *VersionResponse) String() string {
 func (*VersionResponse) ProtoMessage() {}
 
 func (x *VersionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[86]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[89]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6128,7 +6390,7 @@ func (x *VersionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VersionResponse.ProtoReflect.Descriptor instead.
 func (*VersionResponse) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{86}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{89}
 }
 
 func (x *VersionResponse) GetVersion() string {
@@ -6150,7 +6412,7 @@ type PinEvent struct {
 
 func (x *PinEvent) Reset() {
 	*x = PinEvent{}
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[87]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[90]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6162,7 +6424,7 @@ func (x *PinEvent) String() string {
 func (*PinEvent) ProtoMessage() {}
 
 func (x *PinEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_imagepin_v1_imagepin_proto_msgTypes[87]
+	mi := &file_imagepin_v1_imagepin_proto_msgTypes[90]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6175,7 +6437,7 @@ func (x *PinEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PinEvent.ProtoReflect.Descriptor instead.
 func (*PinEvent) Descriptor() ([]byte, []int) {
-	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{87}
+	return file_imagepin_v1_imagepin_proto_rawDescGZIP(), []int{90}
 }
 
 func (x *PinEvent) GetPin() *Pin {
@@ -6393,7 +6655,33 @@ const file_imagepin_v1_imagepin_proto_rawDesc = "" +
 	"\x06target\x18\x02 \x01(\v2\x13.imagepin.v1.TargetR\x06target\x12\x16\n" +
 	"\x06before\x18\x03 \x01(\tR\x06before\x12\x14\n" +
 	"\x05after\x18\x04 \x01(\tR\x05after\x12\x14\n" +
-	"\x05error\x18\x05 \x01(\tR\x05error\"\x0f\n" +
+	"\x05error\x18\x05 \x01(\tR\x05error\"}\n" +
+	"\x11ContainersRequest\x12\x19\n" +
+	"\bref_glob\x18\x01 \x01(\tR\arefGlob\x12\x18\n" +
+	"\ahandler\x18\x02 \x01(\tR\ahandler\x12\x19\n" +
+	"\bpod_glob\x18\x03 \x01(\tR\apodGlob\x12\x18\n" +
+	"\adiffers\x18\x04 \x01(\bR\adiffers\"L\n" +
+	"\x12ContainersResponse\x126\n" +
+	"\n" +
+	"containers\x18\x01 \x03(\v2\x16.imagepin.v1.ContainerR\n" +
+	"containers\"\xa1\x03\n" +
+	"\tContainer\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1c\n" +
+	"\tnamespace\x18\x02 \x01(\tR\tnamespace\x12\x10\n" +
+	"\x03pod\x18\x03 \x01(\tR\x03pod\x12\x1c\n" +
+	"\tcontainer\x18\x04 \x01(\tR\tcontainer\x12\x16\n" +
+	"\x06volume\x18\x05 \x01(\tR\x06volume\x12\x18\n" +
+	"\ahandler\x18\x06 \x01(\tR\ahandler\x12\x10\n" +
+	"\x03ref\x18\a \x01(\tR\x03ref\x12\x19\n" +
+	"\bimage_id\x18\b \x01(\tR\aimageId\x12\x16\n" +
+	"\x06digest\x18\t \x01(\tR\x06digest\x12\"\n" +
+	"\x03pin\x18\n" +
+	" \x01(\v2\x10.imagepin.v1.PinR\x03pin\x12\x14\n" +
+	"\x05error\x18\v \x01(\tR\x05error\x12\x18\n" +
+	"\adiffers\x18\f \x01(\bR\adiffers\x120\n" +
+	"\x05since\x18\r \x01(\v2\x1a.google.protobuf.TimestampR\x05since\x129\n" +
+	"\n" +
+	"created_at\x18\x0e \x01(\v2\x1a.google.protobuf.TimestampR\tcreatedAt\"\x0f\n" +
 	"\rStatusRequest\"\xb5\x05\n" +
 	"\x0eStatusResponse\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x12-\n" +
@@ -6708,7 +6996,7 @@ const file_imagepin_v1_imagepin_proto_rawDesc = "" +
 	"\aversion\x18\x01 \x01(\tR\aversion\"J\n" +
 	"\bPinEvent\x12\"\n" +
 	"\x03pin\x18\x01 \x01(\v2\x10.imagepin.v1.PinR\x03pin\x12\x1a\n" +
-	"\bprevious\x18\x02 \x01(\tR\bprevious2\xbf\x0f\n" +
+	"\bprevious\x18\x02 \x01(\tR\bprevious2\x8e\x10\n" +
 	"\aControl\x12A\n" +
 	"\x06Images\x12\x1a.imagepin.v1.ImagesRequest\x1a\x1b.imagepin.v1.ImagesResponse\x12I\n" +
 	"\fStreamImages\x12\x1a.imagepin.v1.ImagesRequest\x1a\x1b.imagepin.v1.ImagesResponse0\x01\x12D\n" +
@@ -6724,7 +7012,9 @@ const file_imagepin_v1_imagepin_proto_rawDesc = "" +
 	"\aRefresh\x12\x1b.imagepin.v1.RefreshRequest\x1a\x1c.imagepin.v1.RefreshResponse\x12C\n" +
 	"\aUndoPin\x12\x1b.imagepin.v1.UndoPinRequest\x1a\x1b.imagepin.v1.SetPinResponse\x12P\n" +
 	"\vRemoveImage\x12\x1f.imagepin.v1.RemoveImageRequest\x1a .imagepin.v1.RemoveImageResponse\x12>\n" +
-	"\x05Prune\x12\x19.imagepin.v1.PruneRequest\x1a\x1a.imagepin.v1.PruneResponse\x12A\n" +
+	"\x05Prune\x12\x19.imagepin.v1.PruneRequest\x1a\x1a.imagepin.v1.PruneResponse\x12M\n" +
+	"\n" +
+	"Containers\x12\x1e.imagepin.v1.ContainersRequest\x1a\x1f.imagepin.v1.ContainersResponse\x12A\n" +
 	"\x06Status\x12\x1a.imagepin.v1.StatusRequest\x1a\x1b.imagepin.v1.StatusResponse\x12L\n" +
 	"\tDiskUsage\x12\x1d.imagepin.v1.DiskUsageRequest\x1a\x1e.imagepin.v1.DiskUsageResponse0\x01\x12:\n" +
 	"\x06Events\x12\x1a.imagepin.v1.EventsRequest\x1a\x12.imagepin.v1.Event0\x01\x12;\n" +
@@ -6754,7 +7044,7 @@ func file_imagepin_v1_imagepin_proto_rawDescGZIP() []byte {
 	return file_imagepin_v1_imagepin_proto_rawDescData
 }
 
-var file_imagepin_v1_imagepin_proto_msgTypes = make([]protoimpl.MessageInfo, 88)
+var file_imagepin_v1_imagepin_proto_msgTypes = make([]protoimpl.MessageInfo, 91)
 var file_imagepin_v1_imagepin_proto_goTypes = []any{
 	(*Descriptor)(nil),            // 0: imagepin.v1.Descriptor
 	(*Target)(nil),                // 1: imagepin.v1.Target
@@ -6791,76 +7081,79 @@ var file_imagepin_v1_imagepin_proto_goTypes = []any{
 	(*RefreshResponse)(nil),       // 32: imagepin.v1.RefreshResponse
 	(*RefreshResponses)(nil),      // 33: imagepin.v1.RefreshResponses
 	(*Refreshed)(nil),             // 34: imagepin.v1.Refreshed
-	(*StatusRequest)(nil),         // 35: imagepin.v1.StatusRequest
-	(*StatusResponse)(nil),        // 36: imagepin.v1.StatusResponse
-	(*LimitRateRequest)(nil),      // 37: imagepin.v1.LimitRateRequest
-	(*DownloadRate)(nil),          // 38: imagepin.v1.DownloadRate
-	(*LockSummary)(nil),           // 39: imagepin.v1.LockSummary
-	(*IndexStatus)(nil),           // 40: imagepin.v1.IndexStatus
-	(*TargetStatus)(nil),          // 41: imagepin.v1.TargetStatus
-	(*PinStatus)(nil),             // 42: imagepin.v1.PinStatus
-	(*RunningPull)(nil),           // 43: imagepin.v1.RunningPull
-	(*Problem)(nil),               // 44: imagepin.v1.Problem
-	(*DiskUsageRequest)(nil),      // 45: imagepin.v1.DiskUsageRequest
-	(*DiskUsageResponse)(nil),     // 46: imagepin.v1.DiskUsageResponse
-	(*ImageUsage)(nil),            // 47: imagepin.v1.ImageUsage
-	(*UnpackedUsage)(nil),         // 48: imagepin.v1.UnpackedUsage
-	(*ContentUsage)(nil),          // 49: imagepin.v1.ContentUsage
-	(*SnapshotterUsage)(nil),      // 50: imagepin.v1.SnapshotterUsage
-	(*EventsRequest)(nil),         // 51: imagepin.v1.EventsRequest
-	(*Event)(nil),                 // 52: imagepin.v1.Event
-	(*DiffRequest)(nil),           // 53: imagepin.v1.DiffRequest
-	(*DiffResponse)(nil),          // 54: imagepin.v1.DiffResponse
-	(*PlatformDiff)(nil),          // 55: imagepin.v1.PlatformDiff
-	(*LayerDiff)(nil),             // 56: imagepin.v1.LayerDiff
-	(*ConfigDiff)(nil),            // 57: imagepin.v1.ConfigDiff
-	(*CheckRequest)(nil),          // 58: imagepin.v1.CheckRequest
-	(*CheckResponse)(nil),         // 59: imagepin.v1.CheckResponse
-	(*DeepCheckRequest)(nil),      // 60: imagepin.v1.DeepCheckRequest
-	(*DeepCheckResponse)(nil),     // 61: imagepin.v1.DeepCheckResponse
-	(*DeepCheckProgress)(nil),     // 62: imagepin.v1.DeepCheckProgress
-	(*Finding)(nil),               // 63: imagepin.v1.Finding
-	(*ApplyRequest)(nil),          // 64: imagepin.v1.ApplyRequest
-	(*CancelApplyRequest)(nil),    // 65: imagepin.v1.CancelApplyRequest
-	(*CancelApplyResponse)(nil),   // 66: imagepin.v1.CancelApplyResponse
-	(*RollbackRequest)(nil),       // 67: imagepin.v1.RollbackRequest
-	(*ApplyResponse)(nil),         // 68: imagepin.v1.ApplyResponse
-	(*ApplyProgress)(nil),         // 69: imagepin.v1.ApplyProgress
-	(*ApplyResult)(nil),           // 70: imagepin.v1.ApplyResult
-	(*LockChange)(nil),            // 71: imagepin.v1.LockChange
-	(*LockStatusRequest)(nil),     // 72: imagepin.v1.LockStatusRequest
-	(*LockStatusResponse)(nil),    // 73: imagepin.v1.LockStatusResponse
-	(*Lock)(nil),                  // 74: imagepin.v1.Lock
-	(*LockFailure)(nil),           // 75: imagepin.v1.LockFailure
-	(*LockCounts)(nil),            // 76: imagepin.v1.LockCounts
-	(*LockedImage)(nil),           // 77: imagepin.v1.LockedImage
-	(*ExtraImage)(nil),            // 78: imagepin.v1.ExtraImage
-	(*DriftedContainer)(nil),      // 79: imagepin.v1.DriftedContainer
-	(*RemoveLockRequest)(nil),     // 80: imagepin.v1.RemoveLockRequest
-	(*RemoveLockResponse)(nil),    // 81: imagepin.v1.RemoveLockResponse
-	(*LockEvent)(nil),             // 82: imagepin.v1.LockEvent
-	(*UninstallRequest)(nil),      // 83: imagepin.v1.UninstallRequest
-	(*UninstallResponse)(nil),     // 84: imagepin.v1.UninstallResponse
-	(*VersionRequest)(nil),        // 85: imagepin.v1.VersionRequest
-	(*VersionResponse)(nil),       // 86: imagepin.v1.VersionResponse
-	(*PinEvent)(nil),              // 87: imagepin.v1.PinEvent
-	(*timestamppb.Timestamp)(nil), // 88: google.protobuf.Timestamp
+	(*ContainersRequest)(nil),     // 35: imagepin.v1.ContainersRequest
+	(*ContainersResponse)(nil),    // 36: imagepin.v1.ContainersResponse
+	(*Container)(nil),             // 37: imagepin.v1.Container
+	(*StatusRequest)(nil),         // 38: imagepin.v1.StatusRequest
+	(*StatusResponse)(nil),        // 39: imagepin.v1.StatusResponse
+	(*LimitRateRequest)(nil),      // 40: imagepin.v1.LimitRateRequest
+	(*DownloadRate)(nil),          // 41: imagepin.v1.DownloadRate
+	(*LockSummary)(nil),           // 42: imagepin.v1.LockSummary
+	(*IndexStatus)(nil),           // 43: imagepin.v1.IndexStatus
+	(*TargetStatus)(nil),          // 44: imagepin.v1.TargetStatus
+	(*PinStatus)(nil),             // 45: imagepin.v1.PinStatus
+	(*RunningPull)(nil),           // 46: imagepin.v1.RunningPull
+	(*Problem)(nil),               // 47: imagepin.v1.Problem
+	(*DiskUsageRequest)(nil),      // 48: imagepin.v1.DiskUsageRequest
+	(*DiskUsageResponse)(nil),     // 49: imagepin.v1.DiskUsageResponse
+	(*ImageUsage)(nil),            // 50: imagepin.v1.ImageUsage
+	(*UnpackedUsage)(nil),         // 51: imagepin.v1.UnpackedUsage
+	(*ContentUsage)(nil),          // 52: imagepin.v1.ContentUsage
+	(*SnapshotterUsage)(nil),      // 53: imagepin.v1.SnapshotterUsage
+	(*EventsRequest)(nil),         // 54: imagepin.v1.EventsRequest
+	(*Event)(nil),                 // 55: imagepin.v1.Event
+	(*DiffRequest)(nil),           // 56: imagepin.v1.DiffRequest
+	(*DiffResponse)(nil),          // 57: imagepin.v1.DiffResponse
+	(*PlatformDiff)(nil),          // 58: imagepin.v1.PlatformDiff
+	(*LayerDiff)(nil),             // 59: imagepin.v1.LayerDiff
+	(*ConfigDiff)(nil),            // 60: imagepin.v1.ConfigDiff
+	(*CheckRequest)(nil),          // 61: imagepin.v1.CheckRequest
+	(*CheckResponse)(nil),         // 62: imagepin.v1.CheckResponse
+	(*DeepCheckRequest)(nil),      // 63: imagepin.v1.DeepCheckRequest
+	(*DeepCheckResponse)(nil),     // 64: imagepin.v1.DeepCheckResponse
+	(*DeepCheckProgress)(nil),     // 65: imagepin.v1.DeepCheckProgress
+	(*Finding)(nil),               // 66: imagepin.v1.Finding
+	(*ApplyRequest)(nil),          // 67: imagepin.v1.ApplyRequest
+	(*CancelApplyRequest)(nil),    // 68: imagepin.v1.CancelApplyRequest
+	(*CancelApplyResponse)(nil),   // 69: imagepin.v1.CancelApplyResponse
+	(*RollbackRequest)(nil),       // 70: imagepin.v1.RollbackRequest
+	(*ApplyResponse)(nil),         // 71: imagepin.v1.ApplyResponse
+	(*ApplyProgress)(nil),         // 72: imagepin.v1.ApplyProgress
+	(*ApplyResult)(nil),           // 73: imagepin.v1.ApplyResult
+	(*LockChange)(nil),            // 74: imagepin.v1.LockChange
+	(*LockStatusRequest)(nil),     // 75: imagepin.v1.LockStatusRequest
+	(*LockStatusResponse)(nil),    // 76: imagepin.v1.LockStatusResponse
+	(*Lock)(nil),                  // 77: imagepin.v1.Lock
+	(*LockFailure)(nil),           // 78: imagepin.v1.LockFailure
+	(*LockCounts)(nil),            // 79: imagepin.v1.LockCounts
+	(*LockedImage)(nil),           // 80: imagepin.v1.LockedImage
+	(*ExtraImage)(nil),            // 81: imagepin.v1.ExtraImage
+	(*DriftedContainer)(nil),      // 82: imagepin.v1.DriftedContainer
+	(*RemoveLockRequest)(nil),     // 83: imagepin.v1.RemoveLockRequest
+	(*RemoveLockResponse)(nil),    // 84: imagepin.v1.RemoveLockResponse
+	(*LockEvent)(nil),             // 85: imagepin.v1.LockEvent
+	(*UninstallRequest)(nil),      // 86: imagepin.v1.UninstallRequest
+	(*UninstallResponse)(nil),     // 87: imagepin.v1.UninstallResponse
+	(*VersionRequest)(nil),        // 88: imagepin.v1.VersionRequest
+	(*VersionResponse)(nil),       // 89: imagepin.v1.VersionResponse
+	(*PinEvent)(nil),              // 90: imagepin.v1.PinEvent
+	(*timestamppb.Timestamp)(nil), // 91: google.protobuf.Timestamp
 }
 var file_imagepin_v1_imagepin_proto_depIdxs = []int32{
 	1,   // 0: imagepin.v1.Key.target:type_name -> imagepin.v1.Target
 	0,   // 1: imagepin.v1.Key.root:type_name -> imagepin.v1.Descriptor
-	88,  // 2: imagepin.v1.Key.ready_at:type_name -> google.protobuf.Timestamp
-	88,  // 3: imagepin.v1.Key.since:type_name -> google.protobuf.Timestamp
+	91,  // 2: imagepin.v1.Key.ready_at:type_name -> google.protobuf.Timestamp
+	91,  // 3: imagepin.v1.Key.since:type_name -> google.protobuf.Timestamp
 	0,   // 4: imagepin.v1.Pin.root:type_name -> imagepin.v1.Descriptor
-	88,  // 5: imagepin.v1.Pin.made_at:type_name -> google.protobuf.Timestamp
-	88,  // 6: imagepin.v1.Pin.used_at:type_name -> google.protobuf.Timestamp
+	91,  // 5: imagepin.v1.Pin.made_at:type_name -> google.protobuf.Timestamp
+	91,  // 6: imagepin.v1.Pin.used_at:type_name -> google.protobuf.Timestamp
 	6,   // 7: imagepin.v1.Pin.history:type_name -> imagepin.v1.PinChange
 	7,   // 8: imagepin.v1.Pin.drift:type_name -> imagepin.v1.Drift
 	5,   // 9: imagepin.v1.Pin.lookup:type_name -> imagepin.v1.Lookup
-	88,  // 10: imagepin.v1.Lookup.at:type_name -> google.protobuf.Timestamp
-	88,  // 11: imagepin.v1.Lookup.since:type_name -> google.protobuf.Timestamp
-	88,  // 12: imagepin.v1.PinChange.at:type_name -> google.protobuf.Timestamp
-	88,  // 13: imagepin.v1.Drift.since:type_name -> google.protobuf.Timestamp
+	91,  // 10: imagepin.v1.Lookup.at:type_name -> google.protobuf.Timestamp
+	91,  // 11: imagepin.v1.Lookup.since:type_name -> google.protobuf.Timestamp
+	91,  // 12: imagepin.v1.PinChange.at:type_name -> google.protobuf.Timestamp
+	91,  // 13: imagepin.v1.Drift.since:type_name -> google.protobuf.Timestamp
 	2,   // 14: imagepin.v1.ImagesResponse.keys:type_name -> imagepin.v1.Key
 	2,   // 15: imagepin.v1.InspectResponse.keys:type_name -> imagepin.v1.Key
 	4,   // 16: imagepin.v1.InspectResponse.pins:type_name -> imagepin.v1.Pin
@@ -6889,119 +7182,125 @@ var file_imagepin_v1_imagepin_proto_depIdxs = []int32{
 	34,  // 39: imagepin.v1.RefreshResponse.refreshed:type_name -> imagepin.v1.Refreshed
 	32,  // 40: imagepin.v1.RefreshResponses.responses:type_name -> imagepin.v1.RefreshResponse
 	1,   // 41: imagepin.v1.Refreshed.target:type_name -> imagepin.v1.Target
-	88,  // 42: imagepin.v1.StatusResponse.started_at:type_name -> google.protobuf.Timestamp
-	40,  // 43: imagepin.v1.StatusResponse.index:type_name -> imagepin.v1.IndexStatus
-	41,  // 44: imagepin.v1.StatusResponse.targets:type_name -> imagepin.v1.TargetStatus
-	42,  // 45: imagepin.v1.StatusResponse.pins:type_name -> imagepin.v1.PinStatus
-	43,  // 46: imagepin.v1.StatusResponse.pulls:type_name -> imagepin.v1.RunningPull
-	44,  // 47: imagepin.v1.StatusResponse.problems:type_name -> imagepin.v1.Problem
-	88,  // 48: imagepin.v1.StatusResponse.at:type_name -> google.protobuf.Timestamp
-	39,  // 49: imagepin.v1.StatusResponse.lock:type_name -> imagepin.v1.LockSummary
-	38,  // 50: imagepin.v1.StatusResponse.download_rate:type_name -> imagepin.v1.DownloadRate
-	88,  // 51: imagepin.v1.LockSummary.applied_at:type_name -> google.protobuf.Timestamp
-	88,  // 52: imagepin.v1.IndexStatus.listed_at:type_name -> google.protobuf.Timestamp
-	1,   // 53: imagepin.v1.TargetStatus.target:type_name -> imagepin.v1.Target
-	88,  // 54: imagepin.v1.PinStatus.looked_up_at:type_name -> google.protobuf.Timestamp
-	1,   // 55: imagepin.v1.RunningPull.target:type_name -> imagepin.v1.Target
-	88,  // 56: imagepin.v1.RunningPull.since:type_name -> google.protobuf.Timestamp
-	47,  // 57: imagepin.v1.DiskUsageResponse.images:type_name -> imagepin.v1.ImageUsage
-	49,  // 58: imagepin.v1.DiskUsageResponse.content:type_name -> imagepin.v1.ContentUsage
-	49,  // 59: imagepin.v1.DiskUsageResponse.other_content:type_name -> imagepin.v1.ContentUsage
-	50,  // 60: imagepin.v1.DiskUsageResponse.snapshotters:type_name -> imagepin.v1.SnapshotterUsage
-	49,  // 61: imagepin.v1.DiskUsageResponse.resumable_content:type_name -> imagepin.v1.ContentUsage
-	48,  // 62: imagepin.v1.ImageUsage.unpacked:type_name -> imagepin.v1.UnpackedUsage
-	88,  // 63: imagepin.v1.Event.at:type_name -> google.protobuf.Timestamp
-	1,   // 64: imagepin.v1.Event.targets:type_name -> imagepin.v1.Target
-	3,   // 65: imagepin.v1.DiffRequest.credential:type_name -> imagepin.v1.Credential
-	0,   // 66: imagepin.v1.DiffResponse.from:type_name -> imagepin.v1.Descriptor
-	0,   // 67: imagepin.v1.DiffResponse.to:type_name -> imagepin.v1.Descriptor
-	55,  // 68: imagepin.v1.DiffResponse.platforms:type_name -> imagepin.v1.PlatformDiff
-	56,  // 69: imagepin.v1.PlatformDiff.layers:type_name -> imagepin.v1.LayerDiff
-	57,  // 70: imagepin.v1.PlatformDiff.config:type_name -> imagepin.v1.ConfigDiff
-	63,  // 71: imagepin.v1.CheckResponse.findings:type_name -> imagepin.v1.Finding
-	62,  // 72: imagepin.v1.DeepCheckResponse.progress:type_name -> imagepin.v1.DeepCheckProgress
-	59,  // 73: imagepin.v1.DeepCheckResponse.result:type_name -> imagepin.v1.CheckResponse
-	3,   // 74: imagepin.v1.ApplyRequest.credential:type_name -> imagepin.v1.Credential
-	3,   // 75: imagepin.v1.RollbackRequest.credential:type_name -> imagepin.v1.Credential
-	69,  // 76: imagepin.v1.ApplyResponse.progress:type_name -> imagepin.v1.ApplyProgress
-	70,  // 77: imagepin.v1.ApplyResponse.result:type_name -> imagepin.v1.ApplyResult
-	71,  // 78: imagepin.v1.ApplyResult.changes:type_name -> imagepin.v1.LockChange
-	74,  // 79: imagepin.v1.LockStatusResponse.lock:type_name -> imagepin.v1.Lock
-	74,  // 80: imagepin.v1.LockStatusResponse.previous:type_name -> imagepin.v1.Lock
-	69,  // 81: imagepin.v1.LockStatusResponse.applying:type_name -> imagepin.v1.ApplyProgress
-	75,  // 82: imagepin.v1.LockStatusResponse.failed:type_name -> imagepin.v1.LockFailure
-	77,  // 83: imagepin.v1.LockStatusResponse.images:type_name -> imagepin.v1.LockedImage
-	78,  // 84: imagepin.v1.LockStatusResponse.extra:type_name -> imagepin.v1.ExtraImage
-	79,  // 85: imagepin.v1.LockStatusResponse.drifted:type_name -> imagepin.v1.DriftedContainer
-	76,  // 86: imagepin.v1.LockStatusResponse.counts:type_name -> imagepin.v1.LockCounts
-	88,  // 87: imagepin.v1.Lock.applied_at:type_name -> google.protobuf.Timestamp
-	88,  // 88: imagepin.v1.LockFailure.at:type_name -> google.protobuf.Timestamp
-	1,   // 89: imagepin.v1.LockedImage.ready:type_name -> imagepin.v1.Target
-	1,   // 90: imagepin.v1.LockedImage.missing:type_name -> imagepin.v1.Target
-	70,  // 91: imagepin.v1.RemoveLockResponse.result:type_name -> imagepin.v1.ApplyResult
-	71,  // 92: imagepin.v1.LockEvent.changes:type_name -> imagepin.v1.LockChange
-	4,   // 93: imagepin.v1.PinEvent.pin:type_name -> imagepin.v1.Pin
-	8,   // 94: imagepin.v1.Control.Images:input_type -> imagepin.v1.ImagesRequest
-	8,   // 95: imagepin.v1.Control.StreamImages:input_type -> imagepin.v1.ImagesRequest
-	10,  // 96: imagepin.v1.Control.Inspect:input_type -> imagepin.v1.InspectRequest
-	13,  // 97: imagepin.v1.Control.Resolve:input_type -> imagepin.v1.ResolveRequest
-	16,  // 98: imagepin.v1.Control.Pull:input_type -> imagepin.v1.PullRequest
-	20,  // 99: imagepin.v1.Control.Pins:input_type -> imagepin.v1.PinsRequest
-	20,  // 100: imagepin.v1.Control.StreamPins:input_type -> imagepin.v1.PinsRequest
-	20,  // 101: imagepin.v1.Control.CheckPins:input_type -> imagepin.v1.PinsRequest
-	22,  // 102: imagepin.v1.Control.SetPin:input_type -> imagepin.v1.SetPinRequest
-	29,  // 103: imagepin.v1.Control.RemovePin:input_type -> imagepin.v1.RemovePinRequest
-	31,  // 104: imagepin.v1.Control.Refresh:input_type -> imagepin.v1.RefreshRequest
-	24,  // 105: imagepin.v1.Control.UndoPin:input_type -> imagepin.v1.UndoPinRequest
-	25,  // 106: imagepin.v1.Control.RemoveImage:input_type -> imagepin.v1.RemoveImageRequest
-	27,  // 107: imagepin.v1.Control.Prune:input_type -> imagepin.v1.PruneRequest
-	35,  // 108: imagepin.v1.Control.Status:input_type -> imagepin.v1.StatusRequest
-	45,  // 109: imagepin.v1.Control.DiskUsage:input_type -> imagepin.v1.DiskUsageRequest
-	51,  // 110: imagepin.v1.Control.Events:input_type -> imagepin.v1.EventsRequest
-	53,  // 111: imagepin.v1.Control.Diff:input_type -> imagepin.v1.DiffRequest
-	64,  // 112: imagepin.v1.Control.Apply:input_type -> imagepin.v1.ApplyRequest
-	65,  // 113: imagepin.v1.Control.CancelApply:input_type -> imagepin.v1.CancelApplyRequest
-	67,  // 114: imagepin.v1.Control.Rollback:input_type -> imagepin.v1.RollbackRequest
-	72,  // 115: imagepin.v1.Control.LockStatus:input_type -> imagepin.v1.LockStatusRequest
-	80,  // 116: imagepin.v1.Control.RemoveLock:input_type -> imagepin.v1.RemoveLockRequest
-	37,  // 117: imagepin.v1.Control.LimitRate:input_type -> imagepin.v1.LimitRateRequest
-	58,  // 118: imagepin.v1.Control.Check:input_type -> imagepin.v1.CheckRequest
-	60,  // 119: imagepin.v1.Control.DeepCheck:input_type -> imagepin.v1.DeepCheckRequest
-	83,  // 120: imagepin.v1.Control.Uninstall:input_type -> imagepin.v1.UninstallRequest
-	85,  // 121: imagepin.v1.Control.Version:input_type -> imagepin.v1.VersionRequest
-	9,   // 122: imagepin.v1.Control.Images:output_type -> imagepin.v1.ImagesResponse
-	9,   // 123: imagepin.v1.Control.StreamImages:output_type -> imagepin.v1.ImagesResponse
-	11,  // 124: imagepin.v1.Control.Inspect:output_type -> imagepin.v1.InspectResponse
-	14,  // 125: imagepin.v1.Control.Resolve:output_type -> imagepin.v1.ResolveResponse
-	17,  // 126: imagepin.v1.Control.Pull:output_type -> imagepin.v1.PullResponse
-	21,  // 127: imagepin.v1.Control.Pins:output_type -> imagepin.v1.PinsResponse
-	21,  // 128: imagepin.v1.Control.StreamPins:output_type -> imagepin.v1.PinsResponse
-	21,  // 129: imagepin.v1.Control.CheckPins:output_type -> imagepin.v1.PinsResponse
-	23,  // 130: imagepin.v1.Control.SetPin:output_type -> imagepin.v1.SetPinResponse
-	30,  // 131: imagepin.v1.Control.RemovePin:output_type -> imagepin.v1.RemovePinResponse
-	32,  // 132: imagepin.v1.Control.Refresh:output_type -> imagepin.v1.RefreshResponse
-	23,  // 133: imagepin.v1.Control.UndoPin:output_type -> imagepin.v1.SetPinResponse
-	26,  // 134: imagepin.v1.Control.RemoveImage:output_type -> imagepin.v1.RemoveImageResponse
-	28,  // 135: imagepin.v1.Control.Prune:output_type -> imagepin.v1.PruneResponse
-	36,  // 136: imagepin.v1.Control.Status:output_type -> imagepin.v1.StatusResponse
-	46,  // 137: imagepin.v1.Control.DiskUsage:output_type -> imagepin.v1.DiskUsageResponse
-	52,  // 138: imagepin.v1.Control.Events:output_type -> imagepin.v1.Event
-	54,  // 139: imagepin.v1.Control.Diff:output_type -> imagepin.v1.DiffResponse
-	68,  // 140: imagepin.v1.Control.Apply:output_type -> imagepin.v1.ApplyResponse
-	66,  // 141: imagepin.v1.Control.CancelApply:output_type -> imagepin.v1.CancelApplyResponse
-	68,  // 142: imagepin.v1.Control.Rollback:output_type -> imagepin.v1.ApplyResponse
-	73,  // 143: imagepin.v1.Control.LockStatus:output_type -> imagepin.v1.LockStatusResponse
-	81,  // 144: imagepin.v1.Control.RemoveLock:output_type -> imagepin.v1.RemoveLockResponse
-	38,  // 145: imagepin.v1.Control.LimitRate:output_type -> imagepin.v1.DownloadRate
-	59,  // 146: imagepin.v1.Control.Check:output_type -> imagepin.v1.CheckResponse
-	61,  // 147: imagepin.v1.Control.DeepCheck:output_type -> imagepin.v1.DeepCheckResponse
-	84,  // 148: imagepin.v1.Control.Uninstall:output_type -> imagepin.v1.UninstallResponse
-	86,  // 149: imagepin.v1.Control.Version:output_type -> imagepin.v1.VersionResponse
-	122, // [122:150] is the sub-list for method output_type
-	94,  // [94:122] is the sub-list for method input_type
-	94,  // [94:94] is the sub-list for extension type_name
-	94,  // [94:94] is the sub-list for extension extendee
-	0,   // [0:94] is the sub-list for field type_name
+	37,  // 42: imagepin.v1.ContainersResponse.containers:type_name -> imagepin.v1.Container
+	4,   // 43: imagepin.v1.Container.pin:type_name -> imagepin.v1.Pin
+	91,  // 44: imagepin.v1.Container.since:type_name -> google.protobuf.Timestamp
+	91,  // 45: imagepin.v1.Container.created_at:type_name -> google.protobuf.Timestamp
+	91,  // 46: imagepin.v1.StatusResponse.started_at:type_name -> google.protobuf.Timestamp
+	43,  // 47: imagepin.v1.StatusResponse.index:type_name -> imagepin.v1.IndexStatus
+	44,  // 48: imagepin.v1.StatusResponse.targets:type_name -> imagepin.v1.TargetStatus
+	45,  // 49: imagepin.v1.StatusResponse.pins:type_name -> imagepin.v1.PinStatus
+	46,  // 50: imagepin.v1.StatusResponse.pulls:type_name -> imagepin.v1.RunningPull
+	47,  // 51: imagepin.v1.StatusResponse.problems:type_name -> imagepin.v1.Problem
+	91,  // 52: imagepin.v1.StatusResponse.at:type_name -> google.protobuf.Timestamp
+	42,  // 53: imagepin.v1.StatusResponse.lock:type_name -> imagepin.v1.LockSummary
+	41,  // 54: imagepin.v1.StatusResponse.download_rate:type_name -> imagepin.v1.DownloadRate
+	91,  // 55: imagepin.v1.LockSummary.applied_at:type_name -> google.protobuf.Timestamp
+	91,  // 56: imagepin.v1.IndexStatus.listed_at:type_name -> google.protobuf.Timestamp
+	1,   // 57: imagepin.v1.TargetStatus.target:type_name -> imagepin.v1.Target
+	91,  // 58: imagepin.v1.PinStatus.looked_up_at:type_name -> google.protobuf.Timestamp
+	1,   // 59: imagepin.v1.RunningPull.target:type_name -> imagepin.v1.Target
+	91,  // 60: imagepin.v1.RunningPull.since:type_name -> google.protobuf.Timestamp
+	50,  // 61: imagepin.v1.DiskUsageResponse.images:type_name -> imagepin.v1.ImageUsage
+	52,  // 62: imagepin.v1.DiskUsageResponse.content:type_name -> imagepin.v1.ContentUsage
+	52,  // 63: imagepin.v1.DiskUsageResponse.other_content:type_name -> imagepin.v1.ContentUsage
+	53,  // 64: imagepin.v1.DiskUsageResponse.snapshotters:type_name -> imagepin.v1.SnapshotterUsage
+	52,  // 65: imagepin.v1.DiskUsageResponse.resumable_content:type_name -> imagepin.v1.ContentUsage
+	51,  // 66: imagepin.v1.ImageUsage.unpacked:type_name -> imagepin.v1.UnpackedUsage
+	91,  // 67: imagepin.v1.Event.at:type_name -> google.protobuf.Timestamp
+	1,   // 68: imagepin.v1.Event.targets:type_name -> imagepin.v1.Target
+	3,   // 69: imagepin.v1.DiffRequest.credential:type_name -> imagepin.v1.Credential
+	0,   // 70: imagepin.v1.DiffResponse.from:type_name -> imagepin.v1.Descriptor
+	0,   // 71: imagepin.v1.DiffResponse.to:type_name -> imagepin.v1.Descriptor
+	58,  // 72: imagepin.v1.DiffResponse.platforms:type_name -> imagepin.v1.PlatformDiff
+	59,  // 73: imagepin.v1.PlatformDiff.layers:type_name -> imagepin.v1.LayerDiff
+	60,  // 74: imagepin.v1.PlatformDiff.config:type_name -> imagepin.v1.ConfigDiff
+	66,  // 75: imagepin.v1.CheckResponse.findings:type_name -> imagepin.v1.Finding
+	65,  // 76: imagepin.v1.DeepCheckResponse.progress:type_name -> imagepin.v1.DeepCheckProgress
+	62,  // 77: imagepin.v1.DeepCheckResponse.result:type_name -> imagepin.v1.CheckResponse
+	3,   // 78: imagepin.v1.ApplyRequest.credential:type_name -> imagepin.v1.Credential
+	3,   // 79: imagepin.v1.RollbackRequest.credential:type_name -> imagepin.v1.Credential
+	72,  // 80: imagepin.v1.ApplyResponse.progress:type_name -> imagepin.v1.ApplyProgress
+	73,  // 81: imagepin.v1.ApplyResponse.result:type_name -> imagepin.v1.ApplyResult
+	74,  // 82: imagepin.v1.ApplyResult.changes:type_name -> imagepin.v1.LockChange
+	77,  // 83: imagepin.v1.LockStatusResponse.lock:type_name -> imagepin.v1.Lock
+	77,  // 84: imagepin.v1.LockStatusResponse.previous:type_name -> imagepin.v1.Lock
+	72,  // 85: imagepin.v1.LockStatusResponse.applying:type_name -> imagepin.v1.ApplyProgress
+	78,  // 86: imagepin.v1.LockStatusResponse.failed:type_name -> imagepin.v1.LockFailure
+	80,  // 87: imagepin.v1.LockStatusResponse.images:type_name -> imagepin.v1.LockedImage
+	81,  // 88: imagepin.v1.LockStatusResponse.extra:type_name -> imagepin.v1.ExtraImage
+	82,  // 89: imagepin.v1.LockStatusResponse.drifted:type_name -> imagepin.v1.DriftedContainer
+	79,  // 90: imagepin.v1.LockStatusResponse.counts:type_name -> imagepin.v1.LockCounts
+	91,  // 91: imagepin.v1.Lock.applied_at:type_name -> google.protobuf.Timestamp
+	91,  // 92: imagepin.v1.LockFailure.at:type_name -> google.protobuf.Timestamp
+	1,   // 93: imagepin.v1.LockedImage.ready:type_name -> imagepin.v1.Target
+	1,   // 94: imagepin.v1.LockedImage.missing:type_name -> imagepin.v1.Target
+	73,  // 95: imagepin.v1.RemoveLockResponse.result:type_name -> imagepin.v1.ApplyResult
+	74,  // 96: imagepin.v1.LockEvent.changes:type_name -> imagepin.v1.LockChange
+	4,   // 97: imagepin.v1.PinEvent.pin:type_name -> imagepin.v1.Pin
+	8,   // 98: imagepin.v1.Control.Images:input_type -> imagepin.v1.ImagesRequest
+	8,   // 99: imagepin.v1.Control.StreamImages:input_type -> imagepin.v1.ImagesRequest
+	10,  // 100: imagepin.v1.Control.Inspect:input_type -> imagepin.v1.InspectRequest
+	13,  // 101: imagepin.v1.Control.Resolve:input_type -> imagepin.v1.ResolveRequest
+	16,  // 102: imagepin.v1.Control.Pull:input_type -> imagepin.v1.PullRequest
+	20,  // 103: imagepin.v1.Control.Pins:input_type -> imagepin.v1.PinsRequest
+	20,  // 104: imagepin.v1.Control.StreamPins:input_type -> imagepin.v1.PinsRequest
+	20,  // 105: imagepin.v1.Control.CheckPins:input_type -> imagepin.v1.PinsRequest
+	22,  // 106: imagepin.v1.Control.SetPin:input_type -> imagepin.v1.SetPinRequest
+	29,  // 107: imagepin.v1.Control.RemovePin:input_type -> imagepin.v1.RemovePinRequest
+	31,  // 108: imagepin.v1.Control.Refresh:input_type -> imagepin.v1.RefreshRequest
+	24,  // 109: imagepin.v1.Control.UndoPin:input_type -> imagepin.v1.UndoPinRequest
+	25,  // 110: imagepin.v1.Control.RemoveImage:input_type -> imagepin.v1.RemoveImageRequest
+	27,  // 111: imagepin.v1.Control.Prune:input_type -> imagepin.v1.PruneRequest
+	35,  // 112: imagepin.v1.Control.Containers:input_type -> imagepin.v1.ContainersRequest
+	38,  // 113: imagepin.v1.Control.Status:input_type -> imagepin.v1.StatusRequest
+	48,  // 114: imagepin.v1.Control.DiskUsage:input_type -> imagepin.v1.DiskUsageRequest
+	54,  // 115: imagepin.v1.Control.Events:input_type -> imagepin.v1.EventsRequest
+	56,  // 116: imagepin.v1.Control.Diff:input_type -> imagepin.v1.DiffRequest
+	67,  // 117: imagepin.v1.Control.Apply:input_type -> imagepin.v1.ApplyRequest
+	68,  // 118: imagepin.v1.Control.CancelApply:input_type -> imagepin.v1.CancelApplyRequest
+	70,  // 119: imagepin.v1.Control.Rollback:input_type -> imagepin.v1.RollbackRequest
+	75,  // 120: imagepin.v1.Control.LockStatus:input_type -> imagepin.v1.LockStatusRequest
+	83,  // 121: imagepin.v1.Control.RemoveLock:input_type -> imagepin.v1.RemoveLockRequest
+	40,  // 122: imagepin.v1.Control.LimitRate:input_type -> imagepin.v1.LimitRateRequest
+	61,  // 123: imagepin.v1.Control.Check:input_type -> imagepin.v1.CheckRequest
+	63,  // 124: imagepin.v1.Control.DeepCheck:input_type -> imagepin.v1.DeepCheckRequest
+	86,  // 125: imagepin.v1.Control.Uninstall:input_type -> imagepin.v1.UninstallRequest
+	88,  // 126: imagepin.v1.Control.Version:input_type -> imagepin.v1.VersionRequest
+	9,   // 127: imagepin.v1.Control.Images:output_type -> imagepin.v1.ImagesResponse
+	9,   // 128: imagepin.v1.Control.StreamImages:output_type -> imagepin.v1.ImagesResponse
+	11,  // 129: imagepin.v1.Control.Inspect:output_type -> imagepin.v1.InspectResponse
+	14,  // 130: imagepin.v1.Control.Resolve:output_type -> imagepin.v1.ResolveResponse
+	17,  // 131: imagepin.v1.Control.Pull:output_type -> imagepin.v1.PullResponse
+	21,  // 132: imagepin.v1.Control.Pins:output_type -> imagepin.v1.PinsResponse
+	21,  // 133: imagepin.v1.Control.StreamPins:output_type -> imagepin.v1.PinsResponse
+	21,  // 134: imagepin.v1.Control.CheckPins:output_type -> imagepin.v1.PinsResponse
+	23,  // 135: imagepin.v1.Control.SetPin:output_type -> imagepin.v1.SetPinResponse
+	30,  // 136: imagepin.v1.Control.RemovePin:output_type -> imagepin.v1.RemovePinResponse
+	32,  // 137: imagepin.v1.Control.Refresh:output_type -> imagepin.v1.RefreshResponse
+	23,  // 138: imagepin.v1.Control.UndoPin:output_type -> imagepin.v1.SetPinResponse
+	26,  // 139: imagepin.v1.Control.RemoveImage:output_type -> imagepin.v1.RemoveImageResponse
+	28,  // 140: imagepin.v1.Control.Prune:output_type -> imagepin.v1.PruneResponse
+	36,  // 141: imagepin.v1.Control.Containers:output_type -> imagepin.v1.ContainersResponse
+	39,  // 142: imagepin.v1.Control.Status:output_type -> imagepin.v1.StatusResponse
+	49,  // 143: imagepin.v1.Control.DiskUsage:output_type -> imagepin.v1.DiskUsageResponse
+	55,  // 144: imagepin.v1.Control.Events:output_type -> imagepin.v1.Event
+	57,  // 145: imagepin.v1.Control.Diff:output_type -> imagepin.v1.DiffResponse
+	71,  // 146: imagepin.v1.Control.Apply:output_type -> imagepin.v1.ApplyResponse
+	69,  // 147: imagepin.v1.Control.CancelApply:output_type -> imagepin.v1.CancelApplyResponse
+	71,  // 148: imagepin.v1.Control.Rollback:output_type -> imagepin.v1.ApplyResponse
+	76,  // 149: imagepin.v1.Control.LockStatus:output_type -> imagepin.v1.LockStatusResponse
+	84,  // 150: imagepin.v1.Control.RemoveLock:output_type -> imagepin.v1.RemoveLockResponse
+	41,  // 151: imagepin.v1.Control.LimitRate:output_type -> imagepin.v1.DownloadRate
+	62,  // 152: imagepin.v1.Control.Check:output_type -> imagepin.v1.CheckResponse
+	64,  // 153: imagepin.v1.Control.DeepCheck:output_type -> imagepin.v1.DeepCheckResponse
+	87,  // 154: imagepin.v1.Control.Uninstall:output_type -> imagepin.v1.UninstallResponse
+	89,  // 155: imagepin.v1.Control.Version:output_type -> imagepin.v1.VersionResponse
+	127, // [127:156] is the sub-list for method output_type
+	98,  // [98:127] is the sub-list for method input_type
+	98,  // [98:98] is the sub-list for extension type_name
+	98,  // [98:98] is the sub-list for extension extendee
+	0,   // [0:98] is the sub-list for field type_name
 }
 
 func init() { file_imagepin_v1_imagepin_proto_init() }
@@ -7010,15 +7309,15 @@ func file_imagepin_v1_imagepin_proto_init() {
 		return
 	}
 	file_imagepin_v1_imagepin_proto_msgTypes[22].OneofWrappers = []any{}
-	file_imagepin_v1_imagepin_proto_msgTypes[37].OneofWrappers = []any{}
-	file_imagepin_v1_imagepin_proto_msgTypes[57].OneofWrappers = []any{}
+	file_imagepin_v1_imagepin_proto_msgTypes[40].OneofWrappers = []any{}
+	file_imagepin_v1_imagepin_proto_msgTypes[60].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_imagepin_v1_imagepin_proto_rawDesc), len(file_imagepin_v1_imagepin_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   88,
+			NumMessages:   91,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -36,6 +36,7 @@ const (
 	Control_UndoPin_FullMethodName      = "/imagepin.v1.Control/UndoPin"
 	Control_RemoveImage_FullMethodName  = "/imagepin.v1.Control/RemoveImage"
 	Control_Prune_FullMethodName        = "/imagepin.v1.Control/Prune"
+	Control_Containers_FullMethodName   = "/imagepin.v1.Control/Containers"
 	Control_Status_FullMethodName       = "/imagepin.v1.Control/Status"
 	Control_DiskUsage_FullMethodName    = "/imagepin.v1.Control/DiskUsage"
 	Control_Events_FullMethodName       = "/imagepin.v1.Control/Events"
@@ -86,6 +87,9 @@ type ControlClient interface {
 	RemoveImage(ctx context.Context, in *RemoveImageRequest, opts ...grpc.CallOption) (*RemoveImageResponse, error)
 	// Prune removes the images that nothing uses.
 	Prune(ctx context.Context, in *PruneRequest, opts ...grpc.CallOption) (*PruneResponse, error)
+	// Containers lists the running containers and their image volumes, and compares what they run with their pins. It sends no request
+	// to a registry.
+	Containers(ctx context.Context, in *ContainersRequest, opts ...grpc.CallOption) (*ContainersResponse, error)
 	// Status returns the state of the node: versions, counts, pulls in progress and problems. It also answers while other
 	// calls wait for the index.
 	Status(ctx context.Context, in *StatusRequest, opts ...grpc.CallOption) (*StatusResponse, error)
@@ -312,6 +316,16 @@ func (c *controlClient) Prune(ctx context.Context, in *PruneRequest, opts ...grp
 	return out, nil
 }
 
+func (c *controlClient) Containers(ctx context.Context, in *ContainersRequest, opts ...grpc.CallOption) (*ContainersResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ContainersResponse)
+	err := c.cc.Invoke(ctx, Control_Containers_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *controlClient) Status(ctx context.Context, in *StatusRequest, opts ...grpc.CallOption) (*StatusResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(StatusResponse)
@@ -531,6 +545,9 @@ type ControlServer interface {
 	RemoveImage(context.Context, *RemoveImageRequest) (*RemoveImageResponse, error)
 	// Prune removes the images that nothing uses.
 	Prune(context.Context, *PruneRequest) (*PruneResponse, error)
+	// Containers lists the running containers and their image volumes, and compares what they run with their pins. It sends no request
+	// to a registry.
+	Containers(context.Context, *ContainersRequest) (*ContainersResponse, error)
 	// Status returns the state of the node: versions, counts, pulls in progress and problems. It also answers while other
 	// calls wait for the index.
 	Status(context.Context, *StatusRequest) (*StatusResponse, error)
@@ -622,6 +639,9 @@ func (UnimplementedControlServer) RemoveImage(context.Context, *RemoveImageReque
 }
 func (UnimplementedControlServer) Prune(context.Context, *PruneRequest) (*PruneResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Prune not implemented")
+}
+func (UnimplementedControlServer) Containers(context.Context, *ContainersRequest) (*ContainersResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Containers not implemented")
 }
 func (UnimplementedControlServer) Status(context.Context, *StatusRequest) (*StatusResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Status not implemented")
@@ -910,6 +930,24 @@ func _Control_Prune_Handler(srv interface{}, ctx context.Context, dec func(inter
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Control_Containers_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ContainersRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ControlServer).Containers(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Control_Containers_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ControlServer).Containers(ctx, req.(*ContainersRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _Control_Status_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(StatusRequest)
 	if err := dec(in); err != nil {
@@ -1173,6 +1211,10 @@ var Control_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Prune",
 			Handler:    _Control_Prune_Handler,
+		},
+		{
+			MethodName: "Containers",
+			Handler:    _Control_Containers_Handler,
 		},
 		{
 			MethodName: "Status",

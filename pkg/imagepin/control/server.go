@@ -28,6 +28,7 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin/pull"
 	"github.com/imagepin/imagepin/pkg/imagepin/reconcile"
 	"github.com/imagepin/imagepin/pkg/imagepin/resolve"
+	"github.com/imagepin/imagepin/pkg/imagepin/running"
 	"github.com/imagepin/imagepin/pkg/imagepin/store"
 	"github.com/imagepin/imagepin/pkg/imagepin/usage"
 	"github.com/imagepin/imagepin/pkg/runtimeplatform"
@@ -56,6 +57,7 @@ type Config struct {
 	// Locks is nil in a build without locks.
 	Locks    Locks
 	Usage    *usage.Meter
+	Running  *running.Comparer
 	Registry compare.Registry
 	Pods     Pods
 	// Events is containerd's event service, and Records its image store.

@@ -23,8 +23,8 @@ import (
 // registry has resolved it. The container says nothing about the digest of its revision.
 const unresolved = imagepin.LabelPrefix + "unresolved"
 
-// running is the image that a pod has for a reference. The zero value means that it has none.
-type running struct {
+// podImage is the image that a pod has for a reference. The zero value means that it has none.
+type podImage struct {
 	root digest.Digest
 	// id is its image ID. Several digests of a repository can have it, such as two indexes with the same manifest.
 	id digest.Digest
@@ -37,45 +37,45 @@ type running struct {
 // is the image on the node.
 //
 // kubelet asks for an image whenever one of the pod's containers starts. A pod does not change its build by a crash.
-func (s *base) rootWithoutPull(ctx context.Context, ref string, pod policy.Pod, e imagepin.Entry) (running, error) {
+func (s *base) rootWithoutPull(ctx context.Context, ref string, pod policy.Pod, e imagepin.Entry) (podImage, error) {
 	if now, err := s.podRuns(ctx, ref, pod); err != nil || now.root != "" {
 		return now, err
 	}
 	if e.Source == imagepin.SourceImported || s.Decider.NeverPulls(ctx, ref, pod) {
-		return running{e.Root.Digest, e.ImageID, true}, nil
+		return podImage{e.Root.Digest, e.ImageID, true}, nil
 	}
-	return running{}, nil
+	return podImage{}, nil
 }
 
 // podRuns returns the digest that a container of a pod, in any state, has for a normalized reference. Of several, the container that was
 // created last decides. One whose tag was not resolved does not count, except for the image volume of a running container: kubelet asks
 // for it at each sync of the pod.
-func (s *base) podRuns(ctx context.Context, ref string, pod policy.Pod) (running, error) {
+func (s *base) podRuns(ctx context.Context, ref string, pod policy.Pod) (podImage, error) {
 	containers, err := s.containersOf(ctx, pod)
 	if err != nil {
-		return running{}, err
+		return podImage{}, err
 	}
 	slices.SortFunc(containers, func(a, b *runtime.Container) int { return cmp.Compare(b.GetCreatedAt(), a.GetCreatedAt()) })
 	for _, c := range containers {
 		if spec := withID(c); isResolved(spec) {
 			if e, ok := s.entryOf(spec, ref); ok {
-				return running{e.Root.Digest, e.ImageID, true}, nil
+				return podImage{e.Root.Digest, e.ImageID, true}, nil
 			}
 		}
 		volumes, err := s.imageVolumes(ctx, c.GetId())
 		if err != nil {
-			return running{}, err
+			return podImage{}, err
 		}
 		for _, spec := range volumes {
 			if !isResolved(spec) && c.GetState() != runtime.ContainerState_CONTAINER_RUNNING {
 				continue
 			}
 			if e, ok := s.entryOf(spec, ref); ok {
-				return running{e.Root.Digest, e.ImageID, isResolved(spec)}, nil
+				return podImage{e.Root.Digest, e.ImageID, isResolved(spec)}, nil
 			}
 		}
 	}
-	return running{}, nil
+	return podImage{}, nil
 }
 
 func isResolved(spec *runtime.ImageSpec) bool {

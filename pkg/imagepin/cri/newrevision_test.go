@@ -118,13 +118,13 @@ func TestImageStatusOfRunningPod(t *testing.T) {
 	u.volumes["c"].Annotations = map[string]string{unresolved: "true"}
 	p.expectStatus("an image volume of a running container whose tag was not resolved", specOf(c), &v1)
 	now, err := p.podRuns(p.ctx(), pinnedTag, policy.Pod{UID: "uid-c"})
-	if now != (running{v1.root.Digest, v1.id, false}) || err != nil {
+	if now != (podImage{v1.root.Digest, v1.id, false}) || err != nil {
 		t.Errorf("it may not be pinned: got %+v, %v", now, err)
 	}
 	u.containers[len(u.containers)-1].State = runtime.ContainerState_CONTAINER_EXITED
 	p.expectStatus("and of one that is not running", specOf(c), nil)
 	now, err = p.podRuns(p.ctx(), pinnedTag, policy.Pod{})
-	if now != (running{}) || err != nil {
+	if now != (podImage{}) || err != nil {
 		t.Errorf("no pod: got %+v, %v", now, err)
 	}
 }

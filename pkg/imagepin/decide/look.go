@@ -5,6 +5,7 @@ import (
 
 	"github.com/distribution/reference"
 
+	"github.com/imagepin/imagepin/pkg/imagepin/pin"
 	"github.com/imagepin/imagepin/pkg/imagepin/policy"
 )
 
@@ -33,6 +34,16 @@ func (d *Decider) Look(ctx context.Context, name string, pod policy.Pod) (Looked
 	}
 	root, err := reference.WithDigest(reference.TrimNamed(ref), answer.Pin.Root.Digest)
 	return Looked{Root: root}, err
+}
+
+// PinOf returns the pin that applies to a normalized reference for a pod, or nil. Like Look, it writes nothing. It fails as
+// [Decider.Ask] does if the cluster has no usable answer, and with [imagepin.PinOfNewerRelease] (ErrNotImplemented).
+func (d *Decider) PinOf(ctx context.Context, name string, pod policy.Pod) (*pin.Pin, error) {
+	answer, err := d.ask(ctx, d.question(name, pod))
+	if err != nil {
+		return nil, err
+	}
+	return answer.Pin, answer.Err
 }
 
 // PerPod reports whether the digest of a normalized reference can depend on the pod of a call.

@@ -22,6 +22,7 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin/internal/lease"
 	"github.com/imagepin/imagepin/pkg/imagepin/pull"
 	"github.com/imagepin/imagepin/pkg/imagepin/reconcile"
+	"github.com/imagepin/imagepin/pkg/imagepin/running"
 	"github.com/imagepin/imagepin/pkg/imagepin/usage"
 	"github.com/imagepin/imagepin/pkg/runtimeplatform"
 )
@@ -86,7 +87,8 @@ func (n *Node) Serve(upstream cri.Upstream) (*Service, error) {
 		Usage: usage.New(usage.Config{
 			Images: n.store, Records: n.containerd.Records, Content: n.containerd.Content, Leases: n.containerd.Leases, Snapshotter: n.containerd.Snapshots,
 		}),
-		Images: n.store, Puller: s.puller, Decider: n.decider, Pins: n.pins, Lookups: n.lookups, Content: n.containerd.Content,
+		Running: &running.Comparer{List: s.cri.RunningImages, Images: n.store, Pins: n.decider, Runtimes: n.runtimes},
+		Images:  n.store, Puller: s.puller, Decider: n.decider, Pins: n.pins, Lookups: n.lookups, Content: n.containerd.Content,
 		Snapshotter: n.containerd.Snapshots, Runtimes: n.runtimes, Namespace: Namespace, Guard: s.cri.Guard, Recover: s.cri.Recover,
 	})
 	if n.registerer != nil {

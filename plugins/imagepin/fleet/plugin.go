@@ -54,7 +54,7 @@ func (p *part) Serve(s node.FleetService) node.Locks {
 		Containers: func(ctx context.Context) (all []apply.Container, _ error) {
 			running, err := s.CRI.RunningContainers(ctx)
 			for _, c := range running {
-				all = append(all, apply.Container(c))
+				all = append(all, apply.Container{Namespace: c.Pod.Namespace, Pod: c.Pod.Name, Name: c.Name, Ref: c.Ref, ImageID: c.ImageID})
 			}
 			return all, err
 		},

@@ -100,7 +100,7 @@ func (a *app) root() *cli.Command {
 		HideHelpCommand: true,
 		Flags:           globalFlags(),
 		Commands: append([]*cli.Command{
-			a.statusCommand(), a.imagesCommand(), a.inspectCommand(), a.resolveCommand(), a.diffCommand(), a.pullCommand(),
+			a.statusCommand(), a.imagesCommand(), a.psCommand(), a.inspectCommand(), a.resolveCommand(), a.diffCommand(), a.pullCommand(),
 			a.pinCommand(), a.lockCommand(), a.bundleCommand(), a.applyCommand(), a.rollbackCommand(), a.limitRateCommand(), a.refreshCommand(), a.removeCommand(), a.pruneCommand(), a.duCommand(), a.eventsCommand(), a.checkCommand(), a.uninstallCommand(), a.configCommand(),
 		}, append(append(a.serveCommands(), a.installCommands()...), a.completionCommand(), a.versionCommand(), a.helpCommand(), a.completeCommand())...),
 		Reader: a.In, Writer: a.Out, ErrWriter: a.Err,

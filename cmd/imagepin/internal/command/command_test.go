@@ -126,12 +126,16 @@ func TestOutput(t *testing.T) {
 		}), 0, "lock status"},
 		{"lock-status-unreadable", ok(func(c *control) { c.lock = &api.LockStatusResponse{Unreadable: "version 2 is newer than 1"} }), 10, "lock status"},
 		{"lock-rm", recorded(), 0, "lock rm"},
+		{"ps", recorded(), 10, "ps"},
+		{"ps-no-trunc", recorded(), 10, "ps --no-trunc"},
+		{"ps-same", ok(func(c *control) { c.ps.Containers = c.ps.Containers[1:] }), 0, "ps"},
+		{"ps-none", ok(func(c *control) { c.ps.Containers = nil }), 0, "ps --differs"},
 		{"lock-rm-previous", ok(func(c *control) { c.unlock.Result = &api.ApplyResult{Lock: digestOld} }), 0, "lock rm --previous"},
 		{"limit-rate", ok(func(*control) {}), 0, "limit-rate"},
 		{"check-clean", ok(func(c *control) { c.check.Findings = nil }), 0, "check"},
 	} {
 		for _, format := range []string{outputTable, outputWide, outputJSON} {
-			if format == outputWide && !strings.HasPrefix(test.name, "images") && !strings.HasPrefix(test.name, "du") {
+			if format == outputWide && !strings.HasPrefix(test.name, "images") && !strings.HasPrefix(test.name, "du") && !strings.HasPrefix(test.name, "ps") {
 				continue
 			}
 			t.Run(test.name+"/"+format, func(t *testing.T) {
@@ -186,6 +190,7 @@ func TestRequests(t *testing.T) {
 		{"limit-rate 0", &api.LimitRateRequest{BytesPerSecond: proto.Int64(0)}},
 		{"limit-rate --reset", &api.LimitRateRequest{Reset_: true}},
 		{"lock rm --previous", &api.RemoveLockRequest{Previous: true}},
+		{"ps --ref a/* --pod shop/* --handler kata --differs -q", &api.ContainersRequest{RefGlob: "a/*", PodGlob: "shop/*", Handler: "kata", Differs: true}},
 		{"uninstall", &api.UninstallRequest{DryRun: true}},
 		{"uninstall --yes", &api.UninstallRequest{}},
 	} {
@@ -221,7 +226,7 @@ func TestEnvironment(t *testing.T) {
 // everyCall has one call of each command that uses the control service.
 var everyCall = []string{
 	"images", "inspect app", "resolve app", "pull app", "pin ls", "pin ls --check", "pin set app sha256:1", "pin rm app", "refresh app", "diff app", "du", "events", "check", "check --deep",
-	"uninstall", "apply", "rollback", "lock status", "lock rm",
+	"uninstall", "apply", "rollback", "lock status", "lock rm", "ps",
 }
 
 // failed checks that a command failed and printed only this message.

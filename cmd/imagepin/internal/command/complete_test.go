@@ -103,7 +103,7 @@ func TestComplete(t *testing.T) {
 		"apply --d":                        {"--dry-run", "--detach"},
 		"ro":                               {"rollback"},
 		"rollback ":                        nil,
-		"help p":                           {"pull", "pin", "prune"},
+		"help p":                           {"ps", "pull", "pin", "prune"},
 		"help e":                           {"events", exitCodesTopic},
 		"help pin r":                       {"rm"},
 		"help nonsense ":                   nil,

@@ -15,7 +15,7 @@ import (
 const (
 	exitOK          = 0
 	exitFailed      = 1
-	exitChanged     = 10  // refresh changed a digest, or lock --check, lock status or pin ls --check found a difference
+	exitChanged     = 10  // refresh changed a digest, or lock --check, lock status, pin ls --check or ps found a difference
 	exitInterrupted = 130 // 128 and the number of the signal, as in a shell
 	exitTerminated  = 143
 )
@@ -27,7 +27,7 @@ var exitCodes = []struct {
 }{
 	{exitOK, "success"},
 	{exitFailed, "the command failed, check has findings that are not repaired, status has problems, a registry did not answer pin ls --check, a snapshotter did not answer du, or uninstall or prune has no --yes"},
-	{exitChanged, "refresh succeeded, and a digest changed; or lock --check, lock status or pin ls --check found a difference"},
+	{exitChanged, "refresh succeeded, and a digest changed; or lock --check, lock status, pin ls --check or ps found a difference"},
 	{exitInterrupted, "interrupted (SIGINT, Ctrl-C)"},
 	{exitTerminated, "terminated (SIGTERM); serve ends with 0 after the running calls"},
 }

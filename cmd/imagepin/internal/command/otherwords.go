@@ -4,7 +4,7 @@ package command
 // imagepin itself). Without them, the most similar name would be suggested, as uninstall for unpin.
 var otherWords = map[string]map[string]string{
 	"": {
-		"list": "images", "ps": "images", "image": "images", "img": "images", "i": "images", "pins": "pin ls",
+		"list": "images", "containers": "ps", "pods": "ps", "image": "images", "img": "images", "i": "images", "pins": "pin ls",
 		"inspecti": "inspect", "show": "inspect", "get": "inspect", "describe": "inspect", "history": "inspect",
 		"info": "status", "df": "du", "imagefsinfo": "du", "usage": "du", "explain": "resolve", "drift": "pin ls",
 		"remove": "rm", "delete": "rm", "del": "rm", "untag": "rm", "gc": "prune", "clean": "prune", "cleanup": "prune",

@@ -61,6 +61,7 @@ type control struct {
 	apply     []*api.ApplyResponse // of Apply and Rollback
 	lock      *api.LockStatusResponse
 	unlock    *api.RemoveLockResponse
+	ps        *api.ContainersResponse
 	err       error                 // of every call; Pull returns it after its messages
 	during    func(context.Context) // called during a call
 
@@ -197,6 +198,10 @@ func (c *control) applying(r proto.Message, stream grpc.ServerStreamingServer[ap
 
 func (c *control) LockStatus(ctx context.Context, r *api.LockStatusRequest) (*api.LockStatusResponse, error) {
 	return c.lock, c.answer(ctx, r)
+}
+
+func (c *control) Containers(ctx context.Context, r *api.ContainersRequest) (*api.ContainersResponse, error) {
+	return c.ps, c.answer(ctx, r)
 }
 
 func (c *control) CancelApply(ctx context.Context, r *api.CancelApplyRequest) (*api.CancelApplyResponse, error) {
@@ -395,9 +400,26 @@ func recorded() *control {
 		events:    allEvents()[:1],
 		apply:     applyMessages(),
 		lock:      lockedNode(),
+		ps:        &api.ContainersResponse{Containers: containers()},
 		unlock:    &api.RemoveLockResponse{Result: &api.ApplyResult{Changes: []*api.LockChange{{Ref: appRef, Before: digestOld}}}},
 		uninstall: &api.UninstallResponse{Labels: 11, Records: 3, Leases: 2, Pins: 1},
 	}
+}
+
+// containers are a container that differs with an image volume that does not, one without a pin, and those of which it is not known.
+func containers() []*api.Container {
+	differs := &api.Container{
+		Id: "4f1c2a9d8b7e6f50", Namespace: "shop", Pod: "web-7d4b9c-x2x", Container: "web", Handler: "runc", Ref: appRef, ImageId: imageID, Digest: digestNew,
+		Pin: appPin(), Differs: true, Since: ago(50 * time.Hour), CreatedAt: ago(55 * time.Hour),
+	}
+	volume := proto.CloneOf(differs)
+	volume.Volume, volume.Ref, volume.Digest, volume.Pin, volume.Differs, volume.Since = "/model", "registry.example.com/shop/model:v1", digestOld, clusterPin(), false, nil
+	byID := &api.Container{Id: "9ab2", Namespace: "shop", Pod: "tool", Container: "tool", Handler: "kata", ImageId: imageID, Digest: digestOld, CreatedAt: ago(time.Hour)}
+	forgotten := proto.CloneOf(volume)
+	forgotten.Volume, forgotten.Digest = "", ""
+	failed := proto.CloneOf(byID)
+	failed.Ref, failed.Error = appRef, "ClusterUnavailable: the Kubernetes API server does not answer"
+	return []*api.Container{differs, volume, byID, forgotten, failed}
 }
 
 // deepProgress is the progress of a deep check.
