@@ -17,7 +17,7 @@ const (
 	// Present: the registry has the digest.
 	Present Outcome = "present"
 	// Gone: the registry does not have the digest, and it has accepted the node's credentials for the repository: for the
-	// tag in this look-up, or for a digest of the repository before, of which the node has a proof.
+	// tag in this look-up, or for a pinned digest of the repository before, of which there is a proof.
 	Gone Outcome = "gone"
 	// NoAccess: the registry does not accept the node's credentials, or it has neither the tag nor the digest and there is
 	// no such proof. The digest was not looked up.
