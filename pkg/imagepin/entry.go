@@ -69,6 +69,9 @@ type Entry struct {
 	// Durable is the ID of the boot in which content and snapshot were made durable, see package durable. If it is empty, they
 	// may be lost when the power is cut, or were lost when it was.
 	Durable string
+	// UsedAt is when something used the image, at most an hour before its last use. It is zero if that was within an hour after ReadyAt,
+	// or is not known.
+	UsedAt time.Time
 	// UnusedAt is since when no runtime handler has had the key's target. It is zero while one has it.
 	UnusedAt time.Time
 
@@ -76,4 +79,12 @@ type Entry struct {
 	Record string
 	// RecordTarget is the target of that record, whose content the record keeps alive. It is not part of the label.
 	RecordTarget ocispec.Descriptor
+}
+
+// LastUse returns when the image was last used as far as it is recorded: a pull that unpacks it counts.
+func (e Entry) LastUse() time.Time {
+	if e.UsedAt.After(e.ReadyAt) {
+		return e.UsedAt
+	}
+	return e.ReadyAt
 }

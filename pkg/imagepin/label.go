@@ -53,6 +53,7 @@ type keyLabel struct {
 	Host        string        `json:"host,omitempty"`
 	DamagedAt   time.Time     `json:"damaged,omitzero"`
 	UnusedAt    time.Time     `json:"unused,omitzero"`
+	UsedAt      time.Time     `json:"used,omitzero"`
 	Durable     string        `json:"durable,omitempty"`
 }
 
@@ -115,6 +116,7 @@ func labelOf(e Entry) keyLabel {
 		Host:        e.Host,
 		DamagedAt:   e.DamagedAt.UTC(),
 		UnusedAt:    e.UnusedAt.UTC(),
+		UsedAt:      e.UsedAt.UTC(),
 		Durable:     e.Durable,
 	}
 	if l.UserAside {
@@ -161,6 +163,7 @@ func DecodeKeyLabel(name, value string) (Entry, error) {
 		UserOmitted: l.UserAside,
 		DamagedAt:   l.DamagedAt,
 		UnusedAt:    l.UnusedAt,
+		UsedAt:      l.UsedAt,
 		Durable:     l.Durable,
 	}
 	if want := KeyLabelName(e.Key); want != name {
@@ -186,7 +189,7 @@ func (l keyLabel) validate() error {
 	}
 	// A time zone can move a valid time out of the years that JSON supports. An entry that cannot be written again
 	// would block changes of its record.
-	for _, at := range [...]time.Time{l.ReadyAt, l.DamagedAt, l.UnusedAt} {
+	for _, at := range [...]time.Time{l.ReadyAt, l.DamagedAt, l.UnusedAt, l.UsedAt} {
 		if y := at.UTC().Year(); y < 0 || y > 9999 {
 			return fmt.Errorf("time %s is out of range: %w", at, errdefs.ErrInvalidArgument)
 		}

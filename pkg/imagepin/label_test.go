@@ -35,6 +35,7 @@ func sampleEntry() Entry {
 		ReadyAt:  time.Date(2026, 5, 4, 3, 2, 1, 987654321, time.FixedZone("", 7200)),
 		Source:   SourcePull,
 		Host:     "mirror.example",
+		UsedAt:   time.Date(2026, 6, 5, 4, 3, 2, 1, time.UTC),
 	}
 }
 
@@ -50,7 +51,7 @@ func mustEncode(t *testing.T, e Entry) (name, value string) {
 func TestKeyLabelRoundTrip(t *testing.T) {
 	full := sampleEntry()
 	bare := full
-	bare.ChainID, bare.User, bare.Host, bare.Source = "", "", "", SourceAdopted
+	bare.ChainID, bare.User, bare.Host, bare.Source, bare.UsedAt = "", "", "", SourceAdopted, time.Time{}
 	byDigest := full
 	byDigest.Ref = "docker.io/library/busybox@" + digest.FromString("index").String()
 	for name, e := range map[string]Entry{"full": full, "bare": bare, "digest": byDigest} {

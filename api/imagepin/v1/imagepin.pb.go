@@ -1975,7 +1975,7 @@ type PruneRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	DryRun        bool                   `protobuf:"varint,1,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"`                        // removes nothing
 	Handler       string                 `protobuf:"bytes,2,opt,name=handler,proto3" json:"handler,omitempty"`                                     // only images for the target of this runtime handler; empty means all targets
-	MinAgeSeconds int64                  `protobuf:"varint,3,opt,name=min_age_seconds,json=minAgeSeconds,proto3" json:"min_age_seconds,omitempty"` // keeps images that became ready later
+	MinAgeSeconds int64                  `protobuf:"varint,3,opt,name=min_age_seconds,json=minAgeSeconds,proto3" json:"min_age_seconds,omitempty"` // keeps images whose last use was later, or that became ready later
 	Pinned        bool                   `protobuf:"varint,4,opt,name=pinned,proto3" json:"pinned,omitempty"`                                      // also images that a pin needs and does not retain
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

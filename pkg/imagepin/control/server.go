@@ -125,7 +125,7 @@ type Remover interface {
 type PruneOptions struct {
 	// Handler selects the images for the target of a runtime handler; empty selects all.
 	Handler string
-	// Before selects the images that became ready before a time.
+	// Before selects the images whose last use was before a time.
 	Before time.Time
 	// Pinned also selects images that a pin needs but does not retain.
 	Pinned bool

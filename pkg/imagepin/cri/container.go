@@ -51,6 +51,9 @@ func (s *containers) createContainer(ctx context.Context, r *runtime.CreateConta
 		return nil, err
 	}
 	defer release()
+	for _, spec := range imageSpecs(r) {
+		s.noteUse(ctx, digest.Digest(spec.GetImage()), rt.Target)
+	}
 	return s.createFromImages(ctx, r, rt.Target, next)
 }
 

@@ -195,7 +195,7 @@ func TestSandboxByShortID(t *testing.T) {
 		sandboxes: []*runtime.PodSandbox{podSandbox("abcdef0123", "kata", "pod", "time", 1)},
 		unlisted:  []*runtime.PodSandboxStatus{{Id: "fedcba9876", RuntimeHandler: "arm", Metadata: &runtime.PodSandboxMetadata{Uid: "other"}}},
 	}
-	s := &base{}
+	s := &base{runtimes: emptyUpstream{}}
 	s.sandboxes = newSandboxes(b.list, b.status)
 	for id, want := range map[string]string{"abc": "kata", "abcdef0123": "kata", "fed": "arm", "fedcba9876": "arm"} {
 		if got, err := s.sandboxes.byID(t.Context(), id); err != nil || got == nil || got.handler != want {

@@ -26,7 +26,7 @@ func (s *Service) RemoveUnused(ctx context.Context, name, handler string) ([]ima
 type PruneOptions struct {
 	// Handler selects the images for the target of a runtime handler; empty selects all.
 	Handler string
-	// Before selects the images that are ready since an earlier time.
+	// Before selects the images whose last use was before a time.
 	Before time.Time
 	// Pinned also removes images that a pin needs but does not retain.
 	Pinned bool
@@ -50,7 +50,7 @@ func (s *remover) prune(ctx context.Context, o PruneOptions) ([]imagepin.Entry, 
 		wanted = func(e imagepin.Entry) bool { return e.Target == rt.Target }
 	}
 	return s.pruneWanted(ctx, func(e imagepin.Entry) bool {
-		return wanted(e) && e.ReadyAt.Before(o.Before) && !s.keeps(e, o.Pinned)
+		return wanted(e) && s.lastUse(e).Before(o.Before) && !s.keeps(e, o.Pinned)
 	}, o.DryRun)
 }
 

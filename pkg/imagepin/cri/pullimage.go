@@ -33,6 +33,7 @@ func (s *imageCalls) pullImage(ctx context.Context, r *runtime.PullImageRequest,
 	}
 	ref := normalized(r.GetImage().GetImage())
 	s.answered.Add(ref, answer{pulled, s.isTagged(ref)})
+	s.noteUse(ctx, pulled.ImageID, pulled.Target)
 	s.warnUserMismatch(ctx, pulled)
 	return &runtime.PullImageResponse{ImageRef: pulled.ImageID.String()}, nil
 }

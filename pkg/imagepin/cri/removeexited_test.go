@@ -25,6 +25,10 @@ type podsUpstream struct {
 	fails      string // the ID that cannot be removed
 }
 
+func (u *podsUpstream) ContainerStatus(context.Context, *runtime.ContainerStatusRequest, ...grpc.CallOption) (*runtime.ContainerStatusResponse, error) {
+	return &runtime.ContainerStatusResponse{}, nil
+}
+
 func (u *podsUpstream) ListPodSandbox(context.Context, *runtime.ListPodSandboxRequest, ...grpc.CallOption) (*runtime.ListPodSandboxResponse, error) {
 	return &runtime.ListPodSandboxResponse{Items: u.sandboxes}, nil
 }

@@ -87,12 +87,15 @@ func (s *containers) readySandboxImage(ctx context.Context, handler string) (rel
 	})
 }
 
-// removePodSandbox removes the sandbox from the cache. It resolves a short ID first, which is impossible once the
+// removePodSandbox removes the sandbox from the cache, and notes the end of the use of its containers' images. It resolves a short ID first, which is impossible once the
 // sandbox is gone.
 func (s *containers) removePodSandbox(ctx context.Context, r *runtime.RemovePodSandboxRequest, next func(context.Context, *runtime.RemovePodSandboxRequest) (*runtime.RemovePodSandboxResponse, error)) (*runtime.RemovePodSandboxResponse, error) {
 	id, err := s.sandboxes.fullID(ctx, r.GetPodSandboxId())
 	if err != nil {
 		log.G(ctx).WithError(err).WithField("sandbox", r.GetPodSandboxId()).Warn("cannot resolve the ID of a sandbox, it stays cached after its removal")
+	}
+	if id != "" {
+		s.noteEndOfUse(ctx, &runtime.ContainerFilter{PodSandboxId: id})
 	}
 	resp, err := next(ctx, r)
 	if err == nil {

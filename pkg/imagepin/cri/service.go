@@ -98,6 +98,8 @@ type Store interface {
 	Removal
 	// MarkUnsynced records that upstream may not know the current version of a record.
 	MarkUnsynced(img images.Image, entries ...imagepin.Entry)
+	// MarkUsed records that keys are used now, unless a use within interval is recorded.
+	MarkUsed(ctx context.Context, interval time.Duration, keys ...imagepin.Key) error
 }
 
 // Index finds images that are ready.
@@ -224,6 +226,7 @@ type base struct {
 	runtimes  runtime.RuntimeServiceClient
 	sandboxes *sandboxes
 	answered  *lru.Cache // by name, of answer
+	uses      *lru.Cache // when keys were last used since the start, of time.Time
 }
 
 // The calls by subject.
@@ -243,7 +246,7 @@ type (
 
 // New returns a service.
 func New(c Config) *Service {
-	b := &base{Config: c, images: runtime.NewImageServiceClient(c.Upstream), runtimes: runtime.NewRuntimeServiceClient(c.Upstream), answered: lru.New(maxAnswered)}
+	b := &base{Config: c, images: runtime.NewImageServiceClient(c.Upstream), runtimes: runtime.NewRuntimeServiceClient(c.Upstream), answered: lru.New(maxAnswered), uses: lru.New(maxUses)}
 	b.sandboxes = newSandboxes(func(ctx context.Context) ([]*runtime.PodSandbox, error) {
 		resp, err := b.runtimes.ListPodSandbox(ctx, &runtime.ListPodSandboxRequest{})
 		return resp.GetItems(), err
@@ -264,6 +267,7 @@ func (s *Service) Register(server grpc.ServiceRegistrar) error {
 				"RunPodSandbox":       intercept(s.containers.runPodSandbox),
 				"RemovePodSandbox":    intercept(s.containers.removePodSandbox),
 				"CreateContainer":     intercept(s.containers.createContainer),
+				"RemoveContainer":     intercept(s.containers.removeContainer),
 				"ListContainers":      intercept(s.containers.listContainers),
 				"ContainerStatus":     intercept(s.containers.containerStatus),
 				"ContainerStats":      intercept(s.statistics.containerStats),

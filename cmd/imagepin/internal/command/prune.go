@@ -11,13 +11,16 @@ import (
 	api "github.com/imagepin/imagepin/api/imagepin/v1"
 )
 
-// pruneAge is how long an image is kept after it became ready, as kubelet's imageMinimumGCAge: a pod whose image has been
+// pruneAge is how long an image is kept after its last use, as kubelet's imageMinimumGCAge: a pod whose image has been
 // pulled may not have a container yet.
 const pruneAge = 2 * time.Minute
 
 const pruneDescription = `Removes the images that nothing uses: no container, sandbox or image volume, and
 no pin. It keeps the sandbox image, and what containerd or a pin retains. Without
 --yes it only prints what it would remove.
+
+--older-than counts from the last use: a pull for a pod, or the end of the last
+container or image volume. After a restart of imagepin, it is known to the hour.
 
 The size is that of the images, compressed as in the registry. Layers that other
 images share stay on the disk.
@@ -39,7 +42,7 @@ func (a *app) pruneCommand() *cli.Command {
 		Description: pruneDescription,
 		Flags: []cli.Flag{
 			&cli.BoolFlag{Name: "yes", Usage: "prune; without it, only print what would be removed"},
-			&cli.DurationFlag{Name: "older-than", Value: pruneAge, Usage: "only images that became ready more than `DURATION` ago", Validator: notNegative},
+			&cli.DurationFlag{Name: "older-than", Value: pruneAge, Usage: "only images that were last used, and became ready, more than `DURATION` ago", Validator: notNegative},
 			&cli.StringFlag{Name: "handler", Usage: "only images for runtime `HANDLER`; empty means all"},
 			&cli.BoolFlag{Name: "pinned", Usage: "also images that a pin needs, but does not retain; the next pull fetches them again, if the registry still has them"},
 			noTruncFlag(),
