@@ -72,6 +72,10 @@ func reason(err error) string {
 	} else if unreachable := (*url.Error)(nil); errors.As(err, &unreachable) {
 		text = unreachable.Err.Error()
 	}
+	if strings.Contains(text, "bearer response") {
+		// The library prints the answer of the token service, which can have a secret.
+		text = "the token service of the registry returned no token"
+	}
 	// A registry must not be able to write lines of its own.
 	return fmt.Sprintf("%.*s", maxReason, strings.Join(strings.Fields(strings.ToValidUTF8(text, "?")), " "))
 }
