@@ -68,9 +68,6 @@ func (r *Run) old(ctx context.Context) ([]old, *Needs, error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	if err := r.observe(ctx, needs); err != nil {
-		return nil, nil, err
-	}
 	if tags, err = list(); err != nil {
 		return nil, nil, err
 	}

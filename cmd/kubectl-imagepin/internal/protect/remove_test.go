@@ -41,6 +41,8 @@ func TestRemoveRequests(t *testing.T) {
 	}
 }
 
+const errText = "the registry deletes a manifest with its tag"
+
 // A registry that deletes a manifest, or all its tags, by a tag keeps the tag. Nothing else is lost.
 func TestDeletesManifestWithTag(t *testing.T) {
 	h := newHost(t)
@@ -60,6 +62,9 @@ func TestDeletesManifestWithTag(t *testing.T) {
 		return true
 	})
 	r.protects(map[Key]Status{a: Kept})
+	if got := r.last.Items[0].Reason; got != errText {
+		t.Errorf("got reason %q, want %q", got, errText)
+	}
 	for _, reference := range []string{"v7", a.Digest.String(), r.Cluster.Tag(a.Digest)} {
 		if !h.has("shop/web", reference) {
 			t.Errorf("the registry does not have %s", reference)

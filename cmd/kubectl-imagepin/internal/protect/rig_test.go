@@ -166,6 +166,7 @@ type rig struct {
 	// beforeRead is called before the cluster is read for the nth time since the last run began.
 	beforeRead func(n int)
 	reads      int
+	last       *Report
 }
 
 func newRig(t *testing.T, uid string, keys ...Key) *rig {
@@ -200,6 +201,7 @@ func (r *rig) run(what func(context.Context) (*Report, *Needs, error)) map[strin
 	if err != nil {
 		r.t.Fatal(err)
 	}
+	r.last = report
 	got := make(map[string]Status)
 	for _, i := range report.Items {
 		got[i.Tag[strings.LastIndexByte(i.Tag, '-')+1:]] = i.Status

@@ -10,6 +10,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 )
 
@@ -80,36 +81,66 @@ func TestPauseOf(t *testing.T) {
 
 // A few requests are sent at a time.
 func TestAtATime(t *testing.T) {
-	var now, most atomic.Int32
-	full := make(chan struct{})
-	var once sync.Once
-	server := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {
-		n := now.Add(1)
-		for m := most.Load(); n > m && !most.CompareAndSwap(m, n); m = most.Load() {
+	synctest.Test(t, func(t *testing.T) {
+		inner := blocked{release: make(chan struct{})}
+		l := newLimited(&inner)
+		var group sync.WaitGroup
+		for range 4 * atATime {
+			group.Go(func() {
+				if _, err := l.RoundTrip(newRequest(t, t.Context(), "http://registry.example.com")); err != nil {
+					t.Error(err)
+				}
+			})
 		}
-		if n == atATime {
-			once.Do(func() { close(full) })
+		synctest.Wait()
+		if n := inner.n.Load(); n != atATime {
+			t.Errorf("got %d requests at a time, want %d", n, atATime)
 		}
-		<-full
-		now.Add(-1)
-	}))
-	defer server.Close()
-	l := newLimited(http.DefaultTransport)
-	var group sync.WaitGroup
-	for range 4 * atATime {
-		group.Go(func() {
-			resp, err := l.RoundTrip(newRequest(t, t.Context(), server.URL))
-			if err != nil {
-				t.Error(err)
-				return
-			}
-			resp.Body.Close()
-		})
-	}
-	group.Wait()
-	if most.Load() > atATime {
-		t.Errorf("got %d requests at a time, want %d", most.Load(), atATime)
-	}
+		close(inner.release)
+		group.Wait()
+		if n := inner.n.Load(); n != 4*atATime {
+			t.Errorf("got %d requests, want all", n)
+		}
+	})
+}
+
+// blocked is a transport that does not answer before it is released.
+type blocked struct {
+	n       atomic.Int32
+	release chan struct{}
+}
+
+func (b *blocked) RoundTrip(req *http.Request) (*http.Response, error) {
+	b.n.Add(1)
+	<-b.release
+	return &http.Response{StatusCode: http.StatusOK, Body: http.NoBody, Request: req}, nil
+}
+
+// All requests to a registry wait for its pause.
+func TestPause(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		inner := blocked{release: make(chan struct{})}
+		close(inner.release)
+		l := newLimited(&inner)
+		l.pause(time.Minute)
+		var group sync.WaitGroup
+		for range 3 {
+			group.Go(func() {
+				if _, err := l.RoundTrip(newRequest(t, t.Context(), "http://registry.example.com")); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		time.Sleep(time.Minute - time.Nanosecond) // of the test's own clock
+		synctest.Wait()
+		if n := inner.n.Load(); n != 0 {
+			t.Errorf("got %d requests in the pause", n)
+		}
+		group.Wait()
+		if n := inner.n.Load(); n != 3 {
+			t.Errorf("got %d requests, want all", n)
+		}
+	})
 }
 
 // counter is a transport that counts requests.
