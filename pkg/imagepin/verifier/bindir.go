@@ -27,6 +27,7 @@ type BinDir struct {
 	imageverifier.ImageVerifier
 	dir string
 	max int // negative means no limit
+	now func() time.Time
 
 	mu    sync.Mutex
 	files map[string]content // by name
@@ -40,7 +41,7 @@ type content struct {
 
 // NewBinDir returns a BinDir for a plugin with its configuration.
 func NewBinDir(v imageverifier.ImageVerifier, c bindir.Config) *BinDir {
-	return &BinDir{ImageVerifier: v, dir: c.BinDir, max: c.MaxVerifiers}
+	return &BinDir{ImageVerifier: v, dir: c.BinDir, max: c.MaxVerifiers, now: time.Now}
 }
 
 // Version returns a text that is the same only if the plugin runs the same binaries in the same order: their names, modes,
@@ -88,7 +89,7 @@ func (b *BinDir) describe(version hash.Hash, name string, known map[string]conte
 	state, changed := stateOf(info)
 	c, ok := known[name]
 	if !ok || c.state != state || state == (fileState{}) {
-		now := time.Now()
+		now := b.now()
 		if c.digest, err = digestOf(path); err != nil {
 			return content{}, err
 		}

@@ -106,31 +106,36 @@ func TestVersionOfNone(t *testing.T) {
 	}
 }
 
-// TestBinariesAreReadOnce reads a binary again only while its last change is recent.
+// TestBinariesAreReadOnce reads a binary again only while its last change is recent, and when it has changed.
 func TestBinariesAreReadOnce(t *testing.T) {
 	b := newBinaries(t, -1)
 	b.write("a", "one", then)
-	version := b.version()
-	c := b.files["a"]
-	if c.state != (fileState{}) {
-		t.Error("a binary that has just changed is not read again")
-	}
 	info, err := os.Stat(b.path("a"))
 	b.must(err)
-	state, _ := stateOf(info)
+	state, changed := stateOf(info)
 	if state == (fileState{}) {
 		return // this system has no state
 	}
-	c.state = state // as after a while
-	c.digest[0]++   // which a read would correct
-	b.files = map[string]content{"a": c}
-	kept := b.version()
-	if kept == version {
-		t.Error("a binary that has not changed is read again")
+	isRead := func(what string, want bool) {
+		t.Helper()
+		right := b.version()
+		c := b.files["a"]
+		c.digest[0]++ // which a read corrects
+		b.files = map[string]content{"a": c}
+		if got := b.version() == right; got != want {
+			t.Errorf("%s: the binary is read again: %v, want %v", what, got, want)
+		}
 	}
-	b.write("a", "one", then) // only the time of the change of its state differs
-	if b.version() != version {
-		t.Error("a binary that has changed is not read again")
+	b.now = func() time.Time { return changed.Add(settled - 1) }
+	isRead("just changed", true)
+	b.now = func() time.Time { return changed.Add(settled) }
+	isRead("a while ago", false)
+
+	before := b.version()
+	b.write(".new", "one", then)
+	b.must(os.Rename(b.path(".new"), b.path("a")))
+	if b.version() == before {
+		t.Error("another file with this name is not read")
 	}
 }
 
