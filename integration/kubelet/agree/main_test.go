@@ -56,7 +56,7 @@ func withCluster(m *testing.M) (code int, err error) {
 	if err := errors.Join(kube.StartControllers(controllers...), kube.StartScheduler()); err != nil {
 		return 1, err
 	}
-	if three, err = startPool(ctx, "three", poolOptions{Options: pool.Options{Nodes: 3, StaticPods: true}}); err != nil {
+	if three, err = startPool(ctx, "three", poolOptions{Options: pool.Options{Nodes: 3, StaticPods: true, Edit: allowOverrides}}); err != nil {
 		return 1, err
 	}
 	defer func() { err = errors.Join(err, three.Close()) }()
