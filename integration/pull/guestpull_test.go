@@ -34,21 +34,19 @@ guest-arm.guest_pull = true
 			ids[handler] = r.MustPull(tag, handler)
 		}
 		second := r.Reg.Ref(name + "@" + r.Version(name+":v1", name+" second"))
-		for handler, guest := range map[string]string{"plain": tag, "guest": first, "guest-arm": first} {
+		for handler, want := range map[string]string{"plain": tag, "guest": first, "guest-arm": first} {
 			pod := r.MustPod(handler)
-			for form, opts := range map[string]node.ContainerOptions{
-				"as kubelet": {Image: ids[handler], UserImage: tag}, "by name": {Image: tag}, "by ID": {Image: ids[handler]},
-			} {
-				want := guest
-				if handler == "plain" && form == "by ID" {
-					want = "" // any name of the image
-				}
+			forms := map[string]node.ContainerOptions{"as kubelet": {Image: ids[handler], UserImage: tag}}
+			if handler == "guest" {
+				forms["by name"], forms["by ID"] = node.ContainerOptions{Image: tag}, node.ContainerOptions{Image: ids[handler]}
+			}
+			for form, opts := range forms {
 				c, err := r.CreateContainer(r.Ctx, pod, opts)
 				if err != nil {
 					t.Errorf("%s, %s, %s: %v", name, handler, form, err)
 					continue
 				}
-				if got := imageName(r, c); want != "" && got != want {
+				if got := imageName(r, c); got != want {
 					t.Errorf("%s, %s, %s: the runtime gets the name %s, want %s", name, handler, form, got, want)
 				}
 				wantCallersName(r, c, opts, tag)
