@@ -34,17 +34,21 @@ type podImage struct {
 
 // rootWithoutPull returns the digest that a pod of a new revision runs although its tag is not resolved: that which a container of the
 // pod has, or the image on the node if it was imported, or if kubelet must not pull it. It returns none if the tag has to be resolved. e
-// is the image on the node.
+// is the image on the node. If it is not known whether kubelet must not pull it, it may not become the pin.
 //
 // kubelet asks for an image whenever one of the pod's containers starts. A pod does not change its build by a crash.
 func (s *base) rootWithoutPull(ctx context.Context, ref string, pod policy.Pod, e imagepin.Entry) (podImage, error) {
 	if now, err := s.podRuns(ctx, ref, pod); err != nil || now.root != "" {
 		return now, err
 	}
-	if e.Source == imagepin.SourceImported || s.Decider.NeverPulls(ctx, ref, pod) {
+	if e.Source == imagepin.SourceImported {
 		return podImage{e.Root.Digest, e.ImageID, true}, nil
 	}
-	return podImage{}, nil
+	never, known, err := s.Decider.NeverPulls(ctx, ref, pod)
+	if err != nil || !never {
+		return podImage{}, err
+	}
+	return podImage{e.Root.Digest, e.ImageID, known}, nil
 }
 
 // podRuns returns the digest that a container of a pod, in any state, has for a normalized reference. Of several, the container that was

@@ -1,10 +1,13 @@
 package cri
 
 import (
+	"cmp"
 	"context"
 	"maps"
 	"testing"
 
+	"github.com/containerd/errdefs"
+	"github.com/distribution/reference"
 	"google.golang.org/grpc"
 	runtime "k8s.io/cri-api/pkg/apis/runtime/v1"
 
@@ -152,11 +155,12 @@ type policyPins struct {
 	clusterPins
 	policies []string
 	reads    int
+	refuses  error // of reads
 }
 
 func (c *policyPins) PullPolicies(context.Context, policy.Pod, string) ([]string, error) {
 	c.reads++
-	return c.policies, c.err
+	return c.policies, cmp.Or(c.refuses, c.err)
 }
 
 // TestImageStatusOfPodThatNeverPulls reads the pod only where an image would be reported as absent.
@@ -176,6 +180,30 @@ func TestImageStatusOfPodThatNeverPulls(t *testing.T) {
 	p.expectStatus("no pod", &runtime.ImageSpec{Image: pinnedTag}, &v1)
 	if pins.reads != 2 {
 		t.Errorf("read the pod %d times, want no more", pins.reads)
+	}
+}
+
+// TestNewRevisionWhosePodIsNotRead uses the image of the node if the API server does not answer what the pull policies of a pod are. It
+// does not pin it: the API server may answer the claim.
+func TestNewRevisionWhosePodIsNotRead(t *testing.T) {
+	p, _, _, v2 := newResolvingNode(t)
+	pins := &policyPins{refuses: errdefs.ErrUnavailable}
+	p.share(pins, false)
+	a := p.runSandbox("a", "")
+	p.expectStatus("no answer", specOf(a), &v2)
+	ref, err := reference.ParseNamed(pinnedTag)
+	noError(t, err)
+	w := containerImage{Used: decide.Used{Ref: ref, Root: v2.root, New: true}, entry: p.Store.ByRef(pinnedTag)[0]}
+	pod := p.base.sandboxes.findByMark([]string{"uid uid-a"}).pod
+	c := &containers{p.base}
+	noError(t, c.decideNewImage(p.ctx(), &w, pod, w.entry.Target))
+	if !w.unresolved {
+		t.Error("the image of the node is pinned")
+	}
+	pins.refuses, pins.policies, w.unresolved = nil, []string{"Never"}, false
+	noError(t, c.decideNewImage(p.ctx(), &w, pod, w.entry.Target))
+	if w.unresolved {
+		t.Error("the image of a pod with Never is not pinned")
 	}
 }
 

@@ -163,8 +163,8 @@ type Decider interface {
 	PodPins
 	// Look returns the digest that a normalized reference is pinned to for a pod, and writes nothing.
 	Look(ctx context.Context, name string, pod policy.Pod) (decide.Looked, error)
-	// NeverPulls reports whether kubelet may find a normalized reference on the node only.
-	NeverPulls(ctx context.Context, ref string, pod policy.Pod) bool
+	// NeverPulls reports whether kubelet may find a normalized reference on the node only. It is a guess if known is false.
+	NeverPulls(ctx context.Context, ref string, pod policy.Pod) (never, known bool, _ error)
 	// PerPod reports whether the digest of a normalized reference can depend on the pod of a call.
 	PerPod(name string) bool
 	// Use returns what a container has to run. Confirm checks that this is still right, and makes the pins of first uses.

@@ -25,8 +25,8 @@ type Cluster interface {
 	LearnOwner(ctx context.Context, pod policy.Pod)
 	WithKnownOwner(pod policy.Pod) policy.Pod
 	// NeverPulls reports whether kubelet may find a normalized reference on the node only, because the pod has the pull policy Never
-	// for it. It may send a request, and is true without an answer.
-	NeverPulls(ctx context.Context, ref string, pod policy.Pod) bool
+	// for it. It may send a request. Without an answer, it fails, or never is true and known is false.
+	NeverPulls(ctx context.Context, ref string, pod policy.Pod) (never, known bool, _ error)
 }
 
 // noCluster is the authority of a node that has pins of its own only.
@@ -36,7 +36,9 @@ func (noCluster) LearnOwner(context.Context, policy.Pod) {}
 
 func (noCluster) WithKnownOwner(pod policy.Pod) policy.Pod { return pod }
 
-func (noCluster) NeverPulls(context.Context, string, policy.Pod) bool { return false }
+func (noCluster) NeverPulls(context.Context, string, policy.Pod) (never, known bool, _ error) {
+	return false, true, nil
+}
 
 // LearnOwner asks for the owner of a pod whose images may be pinned in the cluster, so that later calls for the pod do not have to.
 func (d *Decider) LearnOwner(ctx context.Context, pod policy.Pod) { d.cluster().LearnOwner(ctx, pod) }

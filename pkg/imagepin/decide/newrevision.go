@@ -22,8 +22,9 @@ func isNew(rule policy.Rule, a pin.Answer) bool {
 }
 
 // NeverPulls reports whether kubelet may find a normalized reference on the node only, because the pod has the pull policy Never for
-// it. It is true if the Kubernetes API, which knows that, does not answer, and false if the node does not use it.
-func (d *Decider) NeverPulls(ctx context.Context, ref string, pod policy.Pod) bool {
+// it. If the Kubernetes API, which knows that, does not answer, NeverPulls fails, or never is true and known is false. If the node does
+// not use it, never is false.
+func (d *Decider) NeverPulls(ctx context.Context, ref string, pod policy.Pod) (never, known bool, _ error) {
 	return d.cluster().NeverPulls(ctx, ref, pod)
 }
 

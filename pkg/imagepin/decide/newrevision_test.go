@@ -2,6 +2,7 @@ package decide
 
 import (
 	"context"
+	"errors"
 	"net/http"
 	"slices"
 	"sync"
@@ -78,17 +79,27 @@ func TestNewRevisionInCluster(t *testing.T) {
 	c.refuses = errAway
 	e.wantNew(t, "no answer of the API server", webPod("web-2-a"), false)
 	c.refuses = nil
+	wantNever := func(what string, never, known bool) {
+		t.Helper()
+		n, k, err := e.NeverPulls(e.ctx, e.ref.String(), webPod("web-2-a"))
+		if n != never || k != known || err != nil {
+			t.Errorf("%s: got %t, %t, %v, want %t, %t", what, n, k, err, never, known)
+		}
+	}
 	c.policies = []string{"IfNotPresent", "Never"}
-	if !e.NeverPulls(e.ctx, e.ref.String(), webPod("web-2-a")) {
-		t.Error("a pod with Never may pull")
-	}
+	wantNever("Never", true, true)
 	c.policies = []string{"IfNotPresent", "Always"}
-	if e.NeverPulls(e.ctx, e.ref.String(), webPod("web-2-a")) {
-		t.Error("a pod without Never may not pull")
-	}
+	wantNever("not Never", false, true)
 	c.refuses = errAway
-	if !e.NeverPulls(e.ctx, e.ref.String(), webPod("web-2-a")) {
-		t.Error("a pod may pull although the API server does not say so")
+	wantNever("no answer", true, false)
+	c.refuses = errdefs.ErrPermissionDenied
+	wantNever("a refusal", true, false)
+	c.refuses = errdefs.ErrNotFound
+	wantNever("not a pod of the API server", false, true)
+	c.refuses = errAway
+	e.join(c, true)
+	if _, _, err := e.NeverPulls(e.ctx, e.ref.String(), webPod("web-2-a")); !errors.Is(err, errAway) {
+		t.Errorf("a strict cluster: got %v", err)
 	}
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"slices"
 
+	"github.com/containerd/errdefs"
 	"github.com/containerd/log"
 	"k8s.io/apimachinery/pkg/types"
 
@@ -12,23 +13,29 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin/policy"
 )
 
-// never is the pull policy of a container whose image kubelet does not pull (PullNever in k8s.io/api/core/v1).
-const never = "Never"
+// policyNever is the pull policy of a container whose image kubelet does not pull (PullNever in k8s.io/api/core/v1).
+const policyNever = "Never"
 
 // NeverPulls reports whether kubelet may find a normalized reference on the node only, because a container or an image volume of the
-// pod has the pull policy Never for it. Neither of the calls of the CRI says so, so it asks the API server. It also reports true if
-// the API server does not answer: then a pod must not wait for a pull that kubelet does not make.
-func (a *Authority) NeverPulls(ctx context.Context, ref string, pod policy.Pod) bool {
+// pod has the pull policy Never for it. Neither of the calls of the CRI says so, so it asks the API server. Without an answer, it fails
+// if the cluster is strict. Otherwise never is true, because a pod must not wait for a pull that kubelet does not make, and known is
+// false.
+func (a *Authority) NeverPulls(ctx context.Context, ref string, pod policy.Pod) (never, known bool, _ error) {
 	if !mayHaveOwner(pod) {
-		return false
+		return false, true, nil
 	}
 	policies, err := a.claims.PullPolicies(ctx, pod, ref)
-	if err != nil {
-		log.G(ctx).WithError(err).WithField("ref", ref).WithField("pod", pod.Namespace+"/"+pod.Name).
-			Warn("cannot read the pull policies of a pod, its new revision can use the image on the node")
-		return true
+	switch {
+	case err == nil:
+		return slices.Contains(policies, policyNever), true, nil
+	case errdefs.IsNotFound(err):
+		return false, true, nil // not a pod of the API server, see Claims.Owner
+	case a.strict:
+		return false, false, err
 	}
-	return slices.Contains(policies, never)
+	log.G(ctx).WithError(err).WithField("ref", ref).WithField("pod", pod.Namespace+"/"+pod.Name).
+		Warn("cannot read the pull policies of a pod, its new revision can use the image on the node")
+	return true, false, nil
 }
 
 // PullPolicies returns the pull policies of the containers and image volumes of a pod that use an image. Errors are those of
