@@ -1,6 +1,7 @@
 package pins
 
 import (
+	"os"
 	"strconv"
 	"strings"
 	"testing"
@@ -79,4 +80,30 @@ func TestNewRevisionOfRunningPodAfterKubeletRestart(t *testing.T) {
 	wantRestart(r, running.Pod, ifNotPresent(ref, "1"), "one")
 	wantRestart(r, running.Pod, ifNotPresent(ref, "1"), "one")
 	wantPins(r, ref, map[string]string{"workload/shop/pod-template-hash=1": first})
+}
+
+// TestNewRevisionOfRunningPodThatIsRefused switches the rule on, and installs an image verifier that does not accept the image of a pod
+// that runs. A pull resolves the tag, which has been signed since. Without a pull, the pod keeps its build without a pin.
+func TestNewRevisionOfRunningPodThatIsRefused(t *testing.T) {
+	t.Parallel()
+	r := testkit.NewRig(t, node.Options{})
+	ref := r.Reg.Ref("shop/cart:v1")
+	first := r.Version("shop/cart:v1", "one")
+	running := r.WantVersion(ifNotPresent(ref, "1"), "one")
+	second := r.Version("shop/cart:v1", "two")
+	script := "#!/bin/sh\nif [ \"$4\" = " + first + " ]; then echo 'nobody signed it'; exit 1; fi\n"
+	if err := os.WriteFile(r.Path("verifier"), []byte(script), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Rename(r.Path("verifier"), r.VerifierDir()+"/verifier"); err != nil {
+		t.Fatal(err)
+	}
+	r.KillAndRestart(func(o *node.Options) { o.Extra = resolveRules })
+
+	wantRestart(r, running.Pod, ifNotPresent(ref, "1"), "one")
+	wantPins(r, ref, map[string]string{})
+	pod := ifNotPresent(ref, "1")
+	pod.Always = true
+	wantRestart(r, running.Pod, pod, "two")
+	wantPins(r, ref, map[string]string{"workload/shop/pod-template-hash=1": second})
 }

@@ -163,7 +163,7 @@ func (s *containers) decideNew(ctx context.Context, images []containerImage, pod
 // use makes no pin then, so that the next start asks again.
 func (s *containers) decideNewImage(ctx context.Context, w *containerImage, pod policy.Pod, t runtimeplatform.Target) error {
 	now, err := s.rootWithoutPull(ctx, w.Ref.String(), pod, w.entry)
-	if err != nil || now.resolved && now.id == w.entry.ImageID {
+	if err != nil || now.resolved && (now.id == w.entry.ImageID || now.root == w.Root.Digest) {
 		return err
 	}
 	if now.resolved {

@@ -8,6 +8,7 @@ import (
 
 	"github.com/containerd/errdefs"
 	"github.com/distribution/reference"
+	"github.com/opencontainers/go-digest"
 	"google.golang.org/grpc"
 	runtime "k8s.io/cri-api/pkg/apis/runtime/v1"
 
@@ -180,6 +181,25 @@ func TestImageStatusOfPodThatNeverPulls(t *testing.T) {
 	p.expectStatus("no pod", &runtime.ImageSpec{Image: pinnedTag}, &v1)
 	if pins.reads != 2 {
 		t.Errorf("read the pod %d times, want no more", pins.reads)
+	}
+}
+
+// TestNewRevisionOfRunningPodForAnotherPlatform pins the digest of a running pod if the caller was given the image ID of another
+// platform, as kubelet is for a pod that is not known.
+func TestNewRevisionOfRunningPodForAnotherPlatform(t *testing.T) {
+	p, u, v1, _ := newResolvingNode(t)
+	p.runSandbox("a", "")
+	u.run("a", "first", v1, nil)
+	ref, err := reference.ParseNamed(pinnedTag)
+	noError(t, err)
+	e := p.Store.ByRef(v1.byDigest)[0]
+	e.ImageID = digest.FromString("config of another platform")
+	w := containerImage{Used: decide.Used{Ref: ref, Root: v1.root, New: true}, entry: e}
+	rt, err := p.Runtimes().Lookup("other")
+	noError(t, err)
+	noError(t, (&containers{p.base}).decideNewImage(p.ctx(), &w, policy.Pod{UID: "uid-a"}, rt.Target))
+	if w.unresolved || w.Root.Digest != v1.root.Digest {
+		t.Errorf("got %+v", w)
 	}
 }
 

@@ -143,6 +143,10 @@ func (p *Puller) decideAndMake(ctx context.Context, q decide.Request, r Request,
 		return Pulled{}, complete(err, imagepin.CannotPullImageManifest, q.Ref.String(), q.Target)
 	}
 	pulled, err := pulledOf(p.maker.Make(ctx, Job{Verdict: v, Runtime: r.Runtime, Progress: r.Progress, meter: m}))
+	if q.Running != "" && v.Root.Digest == q.Running && v.Registry == nil && refused(err) {
+		q.Running = "" // as CreateContainer, which does not pin it. With the pin, no pull could succeed
+		return p.decideAndMake(ctx, q, r, m)
+	}
 	if err == nil && (r.Progress != nil || pulled.Outcome != UpToDate) {
 		pulled.OtherPlatform = p.maker.unpacker.otherPlatform(ctx, pulled.Entry, r.Runtime)
 	}
@@ -151,6 +155,12 @@ func (p *Puller) decideAndMake(ctx context.Context, q decide.Request, r Request,
 		pulled.Fallback = v.RegistryError
 	}
 	return pulled, err
+}
+
+// refused reports whether the image verifiers do not accept an image.
+func refused(err error) bool {
+	var known *imagepin.Error
+	return errors.As(err, &known) && known.Reason == imagepin.ImageVerificationFailed
 }
 
 func pulledOf(e imagepin.Entry, o Outcome, err error) (Pulled, error) {
