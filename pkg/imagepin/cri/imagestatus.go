@@ -90,8 +90,8 @@ func (s *imageCalls) entryForCaller(ctx context.Context, name, ref string, c cal
 	for _, e := range s.Store.Find(name) {
 		switch {
 		case e.Target != c.runtime.Target:
-		case looked.New:
-			return s.entryForNewRevision(ctx, ref, c, e)
+		case looked.Unpinned:
+			return s.entryForNewRevision(ctx, ref, c, e, looked.New)
 		case looked.Root == nil || e.Root.Digest == looked.Root.Digest():
 			return e, true, nil
 		}
@@ -104,9 +104,10 @@ func (s *imageCalls) entryForCaller(ctx context.Context, name, ref string, c cal
 }
 
 // entryForNewRevision returns the entry of a reference for a pod whose revision has no pin, and whose tag has to be resolved first. ok is
-// false if kubelet has to pull. e is the entry that the node has.
-func (s *imageCalls) entryForNewRevision(ctx context.Context, ref string, c caller, e imagepin.Entry) (_ imagepin.Entry, ok bool, _ error) {
-	now, err := s.rootWithoutPull(ctx, ref, c.pod, e)
+// false if kubelet has to pull. e is the entry that the node has. isNew is false if the Kubernetes API, which may have a pin, does not
+// answer.
+func (s *imageCalls) entryForNewRevision(ctx context.Context, ref string, c caller, e imagepin.Entry, isNew bool) (_ imagepin.Entry, ok bool, _ error) {
+	now, err := s.rootWithoutPull(ctx, ref, c.pod, e, isNew)
 	if err != nil || now.root == "" {
 		return imagepin.Entry{}, false, err
 	}

@@ -34,14 +34,15 @@ type podImage struct {
 
 // rootWithoutPull returns the digest that a pod of a new revision runs although its tag is not resolved: that which a container of the
 // pod has, or the image on the node if it was imported, or if kubelet must not pull it. It returns none if the tag has to be resolved. e
-// is the image on the node. If it is not known whether kubelet must not pull it, it may not become the pin.
+// is the image on the node. If it is not known whether kubelet must not pull it, it may not become the pin. isNew is false if the
+// Kubernetes API does not answer: then it is the image on the node for all pods that have no container.
 //
 // kubelet asks for an image whenever one of the pod's containers starts. A pod does not change its build by a crash.
-func (s *base) rootWithoutPull(ctx context.Context, ref string, pod policy.Pod, e imagepin.Entry) (podImage, error) {
+func (s *base) rootWithoutPull(ctx context.Context, ref string, pod policy.Pod, e imagepin.Entry, isNew bool) (podImage, error) {
 	if now, err := s.podRuns(ctx, ref, pod); err != nil || now.root != "" {
 		return now, err
 	}
-	if e.Source == imagepin.SourceImported {
+	if e.Source == imagepin.SourceImported || !isNew {
 		return podImage{e.Root.Digest, e.ImageID, true}, nil
 	}
 	never, known, err := s.Decider.NeverPulls(ctx, ref, pod)
@@ -145,10 +146,10 @@ func (s *base) entryOf(spec *runtime.ImageSpec, ref string) (_ imagepin.Entry, o
 	}), true
 }
 
-// decideNew decides what a container runs from images whose tags are new for the revision of its pod.
+// decideNew decides what a container runs from images whose tags have no pin for the revision of its pod.
 func (s *containers) decideNew(ctx context.Context, images []containerImage, pod policy.Pod, t runtimeplatform.Target) error {
 	for i := range images {
-		if !images[i].New {
+		if !images[i].Unpinned {
 			continue
 		}
 		if err := s.decideNewImage(ctx, &images[i], pod, t); err != nil {
@@ -162,7 +163,7 @@ func (s *containers) decideNew(ctx context.Context, images []containerImage, pod
 // known the pod, such as kubelet after a restart. Otherwise the pod was given the image without an answer of the registry to the tag. The
 // use makes no pin then, so that the next start asks again.
 func (s *containers) decideNewImage(ctx context.Context, w *containerImage, pod policy.Pod, t runtimeplatform.Target) error {
-	now, err := s.rootWithoutPull(ctx, w.Ref.String(), pod, w.entry)
+	now, err := s.rootWithoutPull(ctx, w.Ref.String(), pod, w.entry, w.New)
 	if err != nil || now.resolved && (now.id == w.entry.ImageID || now.root == w.Root.Digest) {
 		return err
 	}

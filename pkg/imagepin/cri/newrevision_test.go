@@ -133,6 +133,26 @@ func TestImageStatusOfRunningPod(t *testing.T) {
 	}
 }
 
+// TestRunningPodWithoutTheCluster keeps the build of a pod whose revision has no pin on the node, also while the API server does not
+// answer. A pod without a container runs the image of the node, as without the rule.
+func TestRunningPodWithoutTheCluster(t *testing.T) {
+	p, u, v1, v2 := newResolvingNode(t)
+	p.share(&policyPins{clusterPins: clusterPins{err: errdefs.ErrUnavailable}}, false)
+	a, b := p.runSandbox("a", ""), p.runSandbox("b", "")
+	u.run("a", "first", v1, nil)
+	p.expectStatus("a pod that runs", specOf(a), &v1)
+	p.expectStatus("a new pod", specOf(b), &v2)
+	ref, err := reference.ParseNamed(pinnedTag)
+	noError(t, err)
+	for uid, want := range map[string]version{"uid-a": v1, "uid-b": v2} {
+		w := containerImage{Used: decide.Used{Ref: ref, Root: v2.root, Unpinned: true}, entry: p.Store.ByRef(pinnedTag)[0]}
+		noError(t, (&containers{p.base}).decideNewImage(p.ctx(), &w, policy.Pod{UID: uid}, w.entry.Target))
+		if w.unresolved || w.Root.Digest != want.root.Digest {
+			t.Errorf("%s: got %+v", uid, w)
+		}
+	}
+}
+
 // TestImageStatusOfImportedImage does not ask kubelet to pull what came from a file.
 func TestImageStatusOfImportedImage(t *testing.T) {
 	p, _, _, _ := newResolvingNode(t)
@@ -194,7 +214,7 @@ func TestNewRevisionOfRunningPodForAnotherPlatform(t *testing.T) {
 	noError(t, err)
 	e := p.Store.ByRef(v1.byDigest)[0]
 	e.ImageID = digest.FromString("config of another platform")
-	w := containerImage{Used: decide.Used{Ref: ref, Root: v1.root, New: true}, entry: e}
+	w := containerImage{Used: decide.Used{Ref: ref, Root: v1.root, New: true, Unpinned: true}, entry: e}
 	rt, err := p.Runtimes().Lookup("other")
 	noError(t, err)
 	noError(t, (&containers{p.base}).decideNewImage(p.ctx(), &w, policy.Pod{UID: "uid-a"}, rt.Target))
@@ -213,7 +233,7 @@ func TestNewRevisionWhosePodIsNotRead(t *testing.T) {
 	p.expectStatus("no answer", specOf(a), &v2)
 	ref, err := reference.ParseNamed(pinnedTag)
 	noError(t, err)
-	w := containerImage{Used: decide.Used{Ref: ref, Root: v2.root, New: true}, entry: p.Store.ByRef(pinnedTag)[0]}
+	w := containerImage{Used: decide.Used{Ref: ref, Root: v2.root, New: true, Unpinned: true}, entry: p.Store.ByRef(pinnedTag)[0]}
 	pod := p.base.sandboxes.findByMark([]string{"uid uid-a"}).pod
 	c := &containers{p.base}
 	noError(t, c.decideNewImage(p.ctx(), &w, pod, w.entry.Target))

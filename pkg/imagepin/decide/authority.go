@@ -67,5 +67,5 @@ func (d *Decider) request(ctx context.Context, ref reference.Named, pod policy.P
 			Warnf("ignoring pod annotations that are not allowed or not valid: %s", strings.Join(ignored, ", "))
 	}
 	effective.Scope = answer.Scope
-	return Request{Ref: ref, Policy: effective, Pod: answer.Pod, Pin: answer.Pin, New: isNew(effective.Rule, answer), err: answer.Err}, err
+	return Request{Ref: ref, Policy: effective, Pod: answer.Pod, Pin: answer.Pin, New: isNew(effective.Rule, answer), Unpinned: isUnpinned(effective.Rule, answer), err: answer.Err}, err
 }

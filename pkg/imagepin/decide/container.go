@@ -38,8 +38,9 @@ type Used struct {
 	Pin *pin.Pin
 	// Scope is the scope of the pin that applies or that this use makes. It is empty if the policy does not pin Ref.
 	Scope policy.Scope
-	// New reports that the revision of the pod has no pin, and that the rule wants its tag to be resolved first.
-	New bool
+	// New reports that the revision of the pod has no pin, and that the rule wants its tag to be resolved first. Unpinned is the same,
+	// but also true while the Kubernetes API does not answer.
+	New, Unpinned bool
 	// Verified reports that the image verifiers have accepted Ref and Root. Without it, the use makes no pin.
 	Verified bool
 	// VerifyAs is the reference for which the image verifiers have to accept Root before the container is created; nil if the
@@ -68,7 +69,7 @@ func (d *Decider) Use(ctx context.Context, u Use) (Used, error) {
 		}
 		// After a lock has moved the tag, the only entry of the image can be in a repository that it was copied to.
 		if u.InRepository || q.Policy.Scope == policy.LockScope {
-			used.Ref, used.Pin, used.Scope, used.New = u.Ref, q.Pin, q.Policy.Scope, q.New
+			used.Ref, used.Pin, used.Scope, used.New, used.Unpinned = u.Ref, q.Pin, q.Policy.Scope, q.New, q.Unpinned
 		}
 	}
 	if used.Pin != nil {

@@ -87,8 +87,8 @@ type Call struct {
 	Target runtimeplatform.Target
 	// OutsideLock allows an image that the node's lock does not name, whatever the rules say.
 	OutsideLock bool
-	// Running returns the digest that a container of the pod has for Ref, or "". It is called only if Ref is new for the revision of
-	// the pod, see [Request.New]. It may be nil.
+	// Running returns the digest that a container of the pod has for Ref, or "". It is called only if the revision of the pod has no
+	// pin, see [Request.Unpinned]. It may be nil.
 	Running func(context.Context) (digest.Digest, error)
 }
 
@@ -105,7 +105,7 @@ func (d *Decider) Ask(ctx context.Context, c Call) (Request, error) {
 	}
 	q, err := d.request(ctx, c.Ref, c.Pod)
 	q.Credential, q.Target = c.Credential, c.Target
-	if err == nil && q.New && c.Running != nil {
+	if err == nil && q.Unpinned && c.Running != nil {
 		q.Running, err = c.Running(ctx)
 	}
 	return q, err
@@ -120,9 +120,10 @@ type Request struct {
 	Pod policy.Pod
 	// Pin is the pin of the reference for the pod when the authorities were asked, or nil.
 	Pin *pin.Pin
-	// New reports that the revision of the pod has no pin, and that the rule wants its tag to be resolved first.
-	New bool
-	// Running is the digest that a container of the pod has for Ref, or "". It decides for a new revision.
+	// New reports that the revision of the pod has no pin, and that the rule wants its tag to be resolved first. Unpinned is the same,
+	// but also true while the Kubernetes API does not answer.
+	New, Unpinned bool
+	// Running is the digest that a container of the pod has for Ref, or "". It decides for a revision without a pin.
 	Running digest.Digest
 	Target  runtimeplatform.Target
 	// DryRun does not change pins.
@@ -197,7 +198,7 @@ func (d *Decider) Decide(ctx context.Context, q Request) (Verdict, error) {
 	if q.Pin != nil && !q.Pin.Described() {
 		return d.decideClaimed(ctx, q, *q.Pin)
 	}
-	if q.New && q.Pin == nil && q.Running != "" {
+	if q.Pin == nil && q.Running != "" {
 		if v, ok, err := d.decideRunning(ctx, q); ok {
 			return v, err
 		}

@@ -13,8 +13,9 @@ import (
 type Looked struct {
 	// Root is the digest that the reference is pinned to, in its repository. It is nil if it is not pinned. The node may not have it.
 	Root reference.Canonical
-	// New reports that the revision of the pod has no pin, and that the rule wants its tag to be resolved first.
-	New bool
+	// New reports that the revision of the pod has no pin, and that the rule wants its tag to be resolved first. Unpinned is the same,
+	// but also true while the Kubernetes API does not answer.
+	New, Unpinned bool
 }
 
 // Look returns the digest that a normalized reference is pinned to for a pod. It writes nothing: what it learns from the cluster is
@@ -26,7 +27,7 @@ func (d *Decider) Look(ctx context.Context, name string, pod policy.Pod) (Looked
 	q := d.question(name, pod)
 	answer, err := d.ask(ctx, q)
 	if err != nil || answer.Pin == nil {
-		return Looked{New: err == nil && isNew(q.Policy.Rule, answer)}, err
+		return Looked{New: err == nil && isNew(q.Policy.Rule, answer), Unpinned: err == nil && isUnpinned(q.Policy.Rule, answer)}, err
 	}
 	ref, err := reference.ParseDockerRef(name)
 	if err != nil {

@@ -14,12 +14,14 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin/resolve"
 )
 
-// isNew reports whether the rule for a tag wants it to be resolved at its registry before a revision uses it, and the revision of the
-// pod is known and has no pin. It is false while the Kubernetes API does not answer: another node may have pinned the tag.
-func isNew(rule policy.Rule, a pin.Answer) bool {
-	return rule.NewRevision == policy.FromRegistry && a.Pin == nil && a.Err == nil && a.Scope.Namespace() != "" &&
-		!a.Pod.Provisional && !a.Pod.Static()
+// isUnpinned reports whether the rule for a tag wants it to be resolved at its registry before a revision uses it, and the revision of
+// the pod is known and has no pin.
+func isUnpinned(rule policy.Rule, a pin.Answer) bool {
+	return rule.NewRevision == policy.FromRegistry && a.Pin == nil && a.Err == nil && a.Scope.Namespace() != "" && !a.Pod.Static()
 }
+
+// isNew is isUnpinned, but false while the Kubernetes API does not answer: another node may have pinned the tag.
+func isNew(rule policy.Rule, a pin.Answer) bool { return isUnpinned(rule, a) && !a.Pod.Provisional }
 
 // NeverPulls reports whether kubelet may find a normalized reference on the node only, because the pod has the pull policy Never for
 // it. If the Kubernetes API, which knows that, does not answer, NeverPulls fails, or never is true and known is false. If the node does
@@ -39,7 +41,7 @@ func (d *Decider) ofRevisions(q Request) (all []imagepin.Entry) {
 	return all
 }
 
-// decideRunning decides for a tag of a new revision that a container of the pod runs already: the pod keeps its build. The rule may be
+// decideRunning decides for a tag of a revision without a pin that a container of the pod runs already: the pod keeps its build. The rule may be
 // younger than the container, or its pin has expired. ok is false if neither the node nor the registry has the digest.
 func (d *Decider) decideRunning(ctx context.Context, q Request) (_ Verdict, ok bool, _ error) {
 	v, err := d.authorizePinned(ctx, q, q.Running, "a container of the pod runs it")

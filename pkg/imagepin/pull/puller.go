@@ -58,7 +58,7 @@ type Request struct {
 	// OutsideLock allows an image that the node's lock does not name, whatever the rules say.
 	OutsideLock bool
 	// Running returns the digest that a container of the pod has for Ref, or "". It is called, and decides, if the revision of the pod
-	// is new. It may be nil.
+	// has no pin, see [decide.Request.Unpinned]. It may be nil.
 	Running func(context.Context) (digest.Digest, error)
 }
 
