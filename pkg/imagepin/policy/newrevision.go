@@ -25,9 +25,9 @@ func checkNewRevision(r Rule) *Error {
 	}
 	switch {
 	case r.Consistency != Workload:
-		return &Error{Key: "new_revision", Value: string(r.NewRevision), Err: fmt.Errorf("needs version_consistency %q, not %q", Workload, r.Consistency)}
+		return &Error{Key: "new_revision", Value: string(r.NewRevision), Err: fmt.Errorf("needs version_consistency %q, not %q; or set new_revision = %q for these references", Workload, r.Consistency, FromNode)}
 	case r.Behavior != Default && r.Behavior != Always:
-		return &Error{Key: "new_revision", Value: string(r.NewRevision), Err: fmt.Errorf("needs pull_behavior %q or %q, not %q", Default, Always, r.Behavior)}
+		return &Error{Key: "new_revision", Value: string(r.NewRevision), Err: fmt.Errorf("needs pull_behavior %q or %q, not %q; or set new_revision = %q for these references", Default, Always, r.Behavior, FromNode)}
 	}
 	return nil
 }
