@@ -14,7 +14,6 @@ import (
 
 	"github.com/imagepin/imagepin/api/v1alpha1"
 	"github.com/imagepin/imagepin/integration/kubelet/cluster"
-	"github.com/imagepin/imagepin/integration/testkit"
 	"github.com/imagepin/imagepin/internal/ctdtest"
 	"github.com/imagepin/imagepin/pkg/imagepin/pin"
 	claim "github.com/imagepin/imagepin/pkg/imagepin/pin/cluster"
@@ -93,10 +92,12 @@ func TestScaledToZero(t *testing.T) {
 	expire("the API server is there again", scope)
 
 	r.must("DELETE", r.path("apps/v1/replicasets", "web"), &metav1.DeleteOptions{PropagationPolicy: new(metav1.DeletePropagationBackground)}, nil)
-	testkit.EventuallyIn(t, time.Minute, "Kubernetes deletes the ImagePin", func(ctx context.Context) (bool, error) {
-		var list v1alpha1.ImagePinList
-		err := r.Do(ctx, "GET", r.path("imagepin.io/v1alpha1/imagepins"), nil, &list)
-		return len(list.Items) == 0, err
-	})
+	deleted, cancel := context.WithTimeout(r.ctx, 2*time.Minute)
+	defer cancel()
+	if _, err := cluster.Await[v1alpha1.ImagePin](deleted, s.Client, r.path("imagepin.io/v1alpha1/imagepins"), "", func(all []v1alpha1.ImagePin) bool {
+		return len(all) == 0
+	}); err != nil {
+		t.Fatalf("Kubernetes has not deleted the ImagePin: %v", err)
+	}
 	expire("the revision is deleted")
 }
