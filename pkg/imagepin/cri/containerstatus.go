@@ -10,7 +10,7 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin"
 )
 
-// containerStatus corrects the images of a container: upstream reports image IDs in place of the names in the request.
+// containerStatus corrects the images of a container: upstream reports the image ID in place of the name in the request.
 // For a foreign platform it does not know the image's tag, and reports a digest other than the one that the registry
 // returned for the reference.
 func (s *containers) containerStatus(ctx context.Context, r *runtime.ContainerStatusRequest, next func(context.Context, *runtime.ContainerStatusRequest) (*runtime.ContainerStatusResponse, error)) (*runtime.ContainerStatusResponse, error) {
@@ -45,11 +45,13 @@ func (s *containers) containerStatus(ctx context.Context, r *runtime.ContainerSt
 	return resp, nil
 }
 
-// restoreStatus replaces the image IDs of a container and of its image volumes by the names in the request.
+// restoreStatus replaces the image ID of a container by the name in the request. The status of an image volume keeps the ID of the image
+// that is mounted, beside the name: kubelet looks it up for the pod's volumeMounts[].volumeStatus.image.imageRef
+// (https://kep.k8s.io/5365), its garbage collection compares it with the images, and a tag can have moved since.
 func restoreStatus(status *runtime.ContainerStatus) {
 	restoreName(status.GetImage())
 	for _, m := range status.GetMounts() {
-		restoreName(m.GetImage())
+		forgetOwnAnnotations(m.GetImage())
 	}
 }
 

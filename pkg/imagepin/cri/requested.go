@@ -46,18 +46,30 @@ func dropOwnAnnotations(r *runtime.CreateContainerRequest) {
 
 // restoreName undoes setImageID, nameForGuest and annotate.
 func restoreName(spec *runtime.ImageSpec) {
-	all := spec.GetAnnotations() // spec can be nil
-	if !slices.ContainsFunc(ownAnnotations, func(key string) bool { _, ok := all[key]; return ok }) {
+	if !hasOwnAnnotations(spec) {
 		return
 	}
 	spec.UserSpecifiedImage = specifiedBy(spec)
-	if name, ok := all[requestedName]; ok {
+	if name, ok := spec.Annotations[requestedName]; ok {
 		spec.Image, spec.UserSpecifiedImage = name, ""
 	}
-	for _, key := range ownAnnotations {
-		delete(all, key)
+	forgetOwnAnnotations(spec)
+}
+
+// hasOwnAnnotations reports whether an image in an answer of upstream, which can be nil, has an annotation of ownAnnotations.
+func hasOwnAnnotations(spec *runtime.ImageSpec) bool {
+	return slices.ContainsFunc(ownAnnotations, func(key string) bool { _, ok := spec.GetAnnotations()[key]; return ok })
+}
+
+// forgetOwnAnnotations removes them from an image in an answer of upstream, which can be nil.
+func forgetOwnAnnotations(spec *runtime.ImageSpec) {
+	if !hasOwnAnnotations(spec) {
+		return
 	}
-	if len(all) == 0 {
+	for _, key := range ownAnnotations {
+		delete(spec.Annotations, key)
+	}
+	if len(spec.Annotations) == 0 {
 		spec.Annotations = nil
 	}
 }

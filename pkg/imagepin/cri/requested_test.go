@@ -14,7 +14,7 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin"
 )
 
-// TestRestoreName replaces an image by its ID in a request, and returns to callers what they sent.
+// TestRestoreName replaces an image by its ID in a request, and returns to callers what they sent. The image of a volume keeps the ID.
 func TestRestoreName(t *testing.T) {
 	id := "sha256:1111111111111111111111111111111111111111111111111111111111111111"
 	for name, test := range map[string]struct {
@@ -33,10 +33,12 @@ func TestRestoreName(t *testing.T) {
 		}
 		status := &runtime.ContainerStatus{Image: proto.CloneOf(spec), Mounts: []*runtime.Mount{{}, {Image: proto.CloneOf(spec)}}}
 		restoreStatus(status)
-		for _, got := range []*runtime.ImageSpec{status.GetImage(), status.GetMounts()[1].GetImage()} {
-			if !proto.Equal(got, test.sent) {
-				t.Errorf("%s: got %v, want %v", name, got, test.sent)
-			}
+		if got := status.GetImage(); !proto.Equal(got, test.sent) {
+			t.Errorf("%s: got %v, want %v", name, got, test.sent)
+		}
+		want := &runtime.ImageSpec{Image: id, UserSpecifiedImage: test.user, Annotations: test.sent.GetAnnotations()}
+		if got := status.GetMounts()[1].GetImage(); !proto.Equal(got, want) {
+			t.Errorf("%s: got volume %v, want %v", name, got, want)
 		}
 	}
 	restoreStatus(nil)
