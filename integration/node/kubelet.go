@@ -19,7 +19,7 @@ type KubeletPod struct {
 	Always bool
 	// Unresolved requires that ImageStatus reports no image after the pull: kubelet asks for its size only.
 	Unresolved bool
-	Auth   *cri.AuthConfig
+	Auth       *cri.AuthConfig
 	// Container has the other options of the container.
 	Container ContainerOptions
 }
