@@ -59,7 +59,7 @@ max_pins_per_namespace = 1
 	wantPins(r, other, map[string]string{"node": second})
 }
 
-// TestStatusOfImageVolumes checks that ContainerStatus has the ID of the image that is mounted, which kubelet looks up for the status of
+// TestStatusOfImageVolumes checks that ContainerStatus has the ID and the digest of the image that is mounted, which kubelet looks up for the status of
 // the pod (KEP-5365): for a volume that kubelet names by ID, and for one that another client names by its tag, also after the tag and
 // the pin have moved, and after a restart.
 func TestStatusOfImageVolumes(t *testing.T) {
@@ -110,6 +110,9 @@ func TestStatusOfImageVolumes(t *testing.T) {
 					t.Fatal(err)
 				}
 				img := looked.GetImage()
+				if byDigest := strings.TrimSuffix(ref, ":v1") + "@" + want; spec.GetImageRef() != byDigest {
+					t.Errorf("%s: %s of %s: got image_ref %q, want %s", when, m.GetContainerPath(), c.GetMetadata().GetName(), spec.GetImageRef(), byDigest)
+				}
 				if img.GetId() != spec.GetImage() || spec.GetUserSpecifiedImage() != ref || len(spec.GetAnnotations()) > 0 || !slices.Contains(img.GetRepoDigests(), strings.TrimSuffix(ref, ":v1")+"@"+want) {
 					t.Errorf("%s: %s of %s: got %v, which is %v, want the ID of %s", when, m.GetContainerPath(), c.GetMetadata().GetName(), spec, img, want)
 				}

@@ -21,6 +21,7 @@ func (s *containers) containerStatus(ctx context.Context, r *runtime.ContainerSt
 	status := resp.GetStatus()
 	defer restoreStatus(status)
 	restoreInfo(resp.GetInfo())
+	s.setVolumeRefs(status)
 	entries := s.Store.ByID(imageID(status))
 	if !slices.ContainsFunc(entries, s.foreign) {
 		return resp, nil
