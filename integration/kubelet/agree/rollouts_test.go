@@ -24,15 +24,16 @@ func rollouts(t *testing.T) int {
 }
 
 // TestRollouts rolls out a Deployment, a DaemonSet and a StatefulSet together, again and again, while the tag moves after
-// each request for it. Each revision runs one digest, which no other revision runs. ImagePins of revisions that the history
-// does not keep are deleted.
+// each request for it. Each revision runs one digest, which no other revision of its workload runs. Two workloads can run the same
+// one: a node resolves a tag once for pods that start at the same time. ImagePins of revisions that the history does not keep are
+// deleted.
 func TestRollouts(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, three)
 	n := rollouts(t)
 	history := n / 2
 	workloads := append([]workload{{"ReplicaSet", "deployments", func(r *rig, name string) any { return r.deployment(name, 3) }}}, revisioned...)
-	ran := map[string]string{} // the revisions, by digest
+	ran := map[[2]string]string{} // the revisions, by workload and digest
 	for i := range n {
 		revision := strconv.Itoa(i + 1)
 		r.moving(3*len(workloads), 1)
@@ -53,10 +54,11 @@ func TestRollouts(t *testing.T) {
 				pin = r.wantRevision(pods, w.kind)
 			}
 			of := fmt.Sprintf("revision %s of %s", revision, w.resource)
-			if other := ran[pin.Spec.Digest]; other != "" {
+			key := [2]string{w.resource, pin.Spec.Digest}
+			if other := ran[key]; other != "" {
 				t.Errorf("%s and %s run %s", other, of, pin.Spec.Digest)
 			}
-			ran[pin.Spec.Digest] = of
+			ran[key] = of
 		}
 	}
 	what := fmt.Sprintf("%d revisions of each workload have an ImagePin", history+1)
