@@ -57,11 +57,23 @@ func (r Resolver) Lookup(ctx context.Context, images []string, timeout time.Dura
 	return results
 }
 
+// errNoToken replaces the error of the library for an answer of a token service without a token: it has the whole answer, and that can
+// have a secret.
+var errNoToken = errors.New("the token service of the registry returned no token")
+
+func withoutAnswer(err error) error {
+	if strings.Contains(err.Error(), "bearer response") {
+		return errNoToken
+	}
+	return err
+}
+
 // reason returns what a registry reports, or why it cannot be reached. It is empty without an error.
 func reason(err error) string {
 	if err == nil {
 		return ""
 	}
+	err = withoutAnswer(err)
 	text := err.Error()
 	if reported := (*transport.Error)(nil); errors.As(err, &reported) {
 		text = fmt.Sprintf("%d %s", reported.StatusCode, http.StatusText(reported.StatusCode))
@@ -71,10 +83,6 @@ func reason(err error) string {
 		}
 	} else if unreachable := (*url.Error)(nil); errors.As(err, &unreachable) {
 		text = unreachable.Err.Error()
-	}
-	if strings.Contains(text, "bearer response") {
-		// The library prints the answer of the token service, which can have a secret.
-		text = "the token service of the registry returned no token"
 	}
 	// A registry must not be able to write lines of its own.
 	return fmt.Sprintf("%.*s", maxReason, strings.Join(strings.Fields(strings.ToValidUTF8(text, "?")), " "))

@@ -26,7 +26,7 @@ type Resolver struct {
 func (r Resolver) Digest(ctx context.Context, image string) (string, error) {
 	digest, err := r.digest(ctx, image)
 	if err != nil {
-		return "", fmt.Errorf("cannot resolve %s: %.*s", image, maxError, err)
+		return "", fmt.Errorf("cannot resolve %s: %.*s", image, maxError, withoutAnswer(err))
 	}
 	return digest, nil
 }

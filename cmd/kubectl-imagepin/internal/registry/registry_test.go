@@ -8,6 +8,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/google/go-containerregistry/pkg/name"
 	ggcr "github.com/google/go-containerregistry/pkg/registry"
@@ -100,6 +101,29 @@ func TestDigestErrors(t *testing.T) {
 		}
 		if !strings.HasPrefix(err.Error(), "cannot resolve "+image+": ") || len(err.Error()) > len(image)+600 {
 			t.Errorf("%s: got error %.900q of %d characters", image, err, len(err.Error()))
+		}
+	}
+}
+
+// TestAnswerWithoutToken does not print what a token service answers instead of a token.
+func TestAnswerWithoutToken(t *testing.T) {
+	image, _ := serve(t, func(http.Handler) http.Handler {
+		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if r.URL.Path == "/token" {
+				io.WriteString(w, `{"refresh_token":"`+password+`"}`)
+				return
+			}
+			w.Header().Set("WWW-Authenticate", `Bearer realm="http://`+r.Host+`/token",service="test"`)
+			w.WriteHeader(http.StatusUnauthorized)
+		})
+	})
+	_, err := Resolver{}.Digest(t.Context(), image)
+	if err == nil || strings.Contains(err.Error(), password) || !strings.Contains(err.Error(), errNoToken.Error()) {
+		t.Errorf("got %v, want %v", err, errNoToken)
+	}
+	for _, got := range (Resolver{}).Lookup(t.Context(), []string{image}, time.Minute) {
+		if got.Reason != errNoToken.Error() {
+			t.Errorf("got the reason %q", got.Reason)
 		}
 	}
 }
