@@ -12,11 +12,11 @@ import (
 )
 
 // setVolumeRefs sets the image_ref of a container's image volumes: the digest that is mounted, like the image_ref of the container
-// (https://kep.k8s.io/5365). Upstream does not.
+// (https://kep.k8s.io/5365). containerd 2.4 does not. What imagepin does not know stays as upstream has it.
 func (s *containers) setVolumeRefs(status *runtime.ContainerStatus) {
 	for _, m := range status.GetMounts() {
-		if spec := m.GetImage(); spec.GetImage() != "" {
-			spec.ImageRef = s.volumeRef(spec)
+		if ref := s.volumeRef(m.GetImage()); ref != "" {
+			m.Image.ImageRef = ref
 		}
 	}
 }

@@ -47,4 +47,9 @@ func TestVolumeRef(t *testing.T) {
 		t.Errorf("got %q, want %q", got, copied)
 	}
 	s.setVolumeRefs(nil)
+	byName := &runtime.ContainerStatus{Mounts: []*runtime.Mount{{Image: &runtime.ImageSpec{Image: pinnedTag, ImageRef: "of upstream"}}}}
+	s.setVolumeRefs(byName)
+	if got := byName.GetMounts()[0].GetImage().GetImageRef(); got != "of upstream" {
+		t.Errorf("an image that is not named by its ID: got %q, want what upstream has", got)
+	}
 }
