@@ -84,7 +84,7 @@ allow_pod_override = true
 `})
 	for i, test := range []struct {
 		annotation string
-		moves      []string // images that a later pod of the revision gets anew
+		moves      []string // images that a later pod of the revision resolves again
 		ignored    int      // images for which the log says that the annotation is ignored
 	}{
 		{annotation: "**/proxy:*=off", moves: []string{"open/proxy"}, ignored: 1},

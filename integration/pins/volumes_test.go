@@ -59,8 +59,8 @@ max_pins_per_namespace = 1
 	wantPins(r, other, map[string]string{"node": second})
 }
 
-// TestStatusOfImageVolumes checks that ContainerStatus has the ID and the digest of the image that is mounted, which kubelet looks up for the status of
-// the pod (KEP-5365): for a volume that kubelet names by ID, and for one that another client names by its tag, also after the tag and
+// TestStatusOfImageVolumes checks that ContainerStatus has the ID and the digest of the image that is mounted, which kubelet looks up
+// for the status of the pod (KEP-5365): for a volume that kubelet names by ID, and for one that another client names by its tag, also after the tag and
 // the pin have moved, and after a restart.
 func TestStatusOfImageVolumes(t *testing.T) {
 	t.Parallel()

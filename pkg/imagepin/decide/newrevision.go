@@ -41,8 +41,8 @@ func (d *Decider) ofRevisions(q Request) (all []imagepin.Entry) {
 	return all
 }
 
-// decideRunning decides for a tag of a revision without a pin that a container of the pod runs already: the pod keeps its build. The rule may be
-// younger than the container, or its pin has expired. ok is false if neither the node nor the registry has the digest.
+// decideRunning decides for a tag of a revision without a pin that a container of the pod runs already: the pod keeps its build. The
+// rule can be younger than the container, or the pin has expired. ok is false if neither the node nor the registry has the digest.
 func (d *Decider) decideRunning(ctx context.Context, q Request) (_ Verdict, ok bool, _ error) {
 	v, err := d.authorizePinned(ctx, q, q.Running, "a container of the pod runs it")
 	if errdefs.IsNotFound(err) {

@@ -173,7 +173,7 @@ func TestGrace(t *testing.T) {
 	r.protects(map[Key]Status{})
 	r.now = r.now.Add(59 * time.Minute)
 	r.protects(map[Key]Status{})
-	// Needed again: the time begins anew.
+	// It is needed again, so the grace time starts over.
 	r.keys = []Key{a}
 	r.protects(map[Key]Status{a: Protected})
 	r.keys = nil

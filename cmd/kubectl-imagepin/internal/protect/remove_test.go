@@ -171,7 +171,7 @@ func TestRecordedBefore(t *testing.T) {
 	}
 }
 
-// Repositories that are not selected are left alone, with their tags.
+// The tags of repositories that are not selected do not change.
 func TestSelected(t *testing.T) {
 	h := newHost(t)
 	a, b := h.push("shop/web", "v7"), h.push("other/web", "v7")
