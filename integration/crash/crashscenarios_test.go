@@ -76,6 +76,12 @@ var crashScenarios = map[string]scenario{
 		},
 		op: func(c *killRig) error { return c.pull(c.Reg.Ref("app:1"), testkit.Second) },
 	},
+	"pull for guests": {
+		options: node.Options{DiscardUnpackedLayers: true, Extra: testkit.GuestHandler},
+		only:    []string{"guestpull."},
+		setup:   func(c *killRig) { c.pushData("app:1", "1") },
+		op:      func(c *killRig) error { return c.pull(c.Reg.Ref("app:1"), testkit.Second) },
+	},
 	"pull of a tag that has moved": {
 		setup: func(c *killRig) {
 			c.MustPull(c.pushData("app:1", "1"), "")

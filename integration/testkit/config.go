@@ -34,6 +34,12 @@ version_consistency = "node"
 retain = true
 `
 
+// GuestHandler makes [Second] a handler whose guests pull images themselves.
+const GuestHandler = `
+[plugins."io.containerd.imagepin.v1.images".handlers.second]
+guest_pull = true
+`
+
 // Foreign is a platform that is not this machine's. Its images run on this machine, see [images.App].
 const Foreign = "linux/s390x"
 

@@ -30,6 +30,9 @@ var Names = []string{
 	"pull.recorded", // the records are written, and the lease exists
 	"pull.visible",  // upstream, containerd's own CRI service, has the image
 
+	// Snapshots without files, for guests that pull images themselves.
+	"guestpull.prepared", // before each snapshot is committed
+
 	// Downloading layers while they are unpacked.
 	"download.begin",     // before a download that goes on after the fetch has returned
 	"download.committed", // the layer is in the content store, and its snapshot is not committed

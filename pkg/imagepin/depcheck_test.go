@@ -20,7 +20,7 @@ var layers = [][]string{
 	{"internal/upstream"},
 	{"api/imagepin/v1", "api/v1alpha1", "internal/blobcache", "internal/failpoint", "internal/gcroots", "internal/gunzip", "internal/jsontext", "internal/similar", "internal/yamldoc", "pkg/imagepin/durable", "pkg/runtimeplatform", "pkg/imagepin/internal/blobtable", "pkg/imagepin/internal/errno", "pkg/imagepin/internal/family", "pkg/imagepin/internal/keyed", "pkg/imagepin/internal/order", "pkg/imagepin/internal/flight", "pkg/imagepin/internal/pause", "pkg/imagepin/internal/pieces", "pkg/imagepin/layerfiles", "pkg/imagepin/policy", "pkg/imagepin/verifier", "version"},
 	{"pkg/imagepin"},
-	{"pkg/imagepin/internal/blobs"},
+	{"pkg/imagepin/internal/blobs", "pkg/imagepin/guestpull"},
 	{"pkg/imagepin/internal/lease", "pkg/imagepin/lock", "pkg/imagepin/pin", "pkg/imagepin/pin/cluster/kube"},
 	{"pkg/imagepin/retain", "pkg/imagepin/bandwidth", "pkg/imagepin/pin/cluster", "pkg/imagepin/pin/pintest", "pkg/imagepin/bundle", "pkg/imagepin/applied"},
 	{"pkg/imagepin/store", "pkg/imagepin/resolve", "pkg/imagepin/download"},

@@ -1118,8 +1118,9 @@ type ResolveResponse struct {
 	Manifest      string                 `protobuf:"bytes,10,opt,name=manifest,proto3" json:"manifest,omitempty"` // empty if the index is not on the node
 	Missing       []*Missing             `protobuf:"bytes,11,rep,name=missing,proto3" json:"missing,omitempty"`
 	Ready         bool                   `protobuf:"varint,12,opt,name=ready,proto3" json:"ready,omitempty"`
-	Pod           string                 `protobuf:"bytes,13,opt,name=pod,proto3" json:"pod,omitempty"`         // as in the request; rule then has what the pod overrides
-	Ignored       []string               `protobuf:"bytes,14,rep,name=ignored,proto3" json:"ignored,omitempty"` // annotations of the pod that the rule does not allow, or that are not valid
+	Pod           string                 `protobuf:"bytes,13,opt,name=pod,proto3" json:"pod,omitempty"`                                 // as in the request; rule then has what the pod overrides
+	Ignored       []string               `protobuf:"bytes,14,rep,name=ignored,proto3" json:"ignored,omitempty"`                         // annotations of the pod that the rule does not allow, or that are not valid
+	GuestPulls    string                 `protobuf:"bytes,15,opt,name=guest_pulls,json=guestPulls,proto3" json:"guest_pulls,omitempty"` // what the guests of the handler pull themselves; empty without guest_pull
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1250,6 +1251,13 @@ func (x *ResolveResponse) GetIgnored() []string {
 		return x.Ignored
 	}
 	return nil
+}
+
+func (x *ResolveResponse) GetGuestPulls() string {
+	if x != nil {
+		return x.GuestPulls
+	}
+	return ""
 }
 
 type Missing struct {
@@ -3210,10 +3218,11 @@ func (x *IndexStatus) GetDropped() int64 {
 type TargetStatus struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Target        *Target                `protobuf:"bytes,1,opt,name=target,proto3" json:"target,omitempty"`
-	Handlers      []string               `protobuf:"bytes,2,rep,name=handlers,proto3" json:"handlers,omitempty"` // empty if no runtime handler has the target
-	Default       bool                   `protobuf:"varint,3,opt,name=default,proto3" json:"default,omitempty"`  // the target of the default runtime handler
-	Images        int64                  `protobuf:"varint,4,opt,name=images,proto3" json:"images,omitempty"`    // image IDs
-	Error         string                 `protobuf:"bytes,5,opt,name=error,proto3" json:"error,omitempty"`       // why the snapshotter does not answer; empty if it does
+	Handlers      []string               `protobuf:"bytes,2,rep,name=handlers,proto3" json:"handlers,omitempty"`                    // empty if no runtime handler has the target
+	Default       bool                   `protobuf:"varint,3,opt,name=default,proto3" json:"default,omitempty"`                     // the target of the default runtime handler
+	Images        int64                  `protobuf:"varint,4,opt,name=images,proto3" json:"images,omitempty"`                       // image IDs
+	Error         string                 `protobuf:"bytes,5,opt,name=error,proto3" json:"error,omitempty"`                          // why the snapshotter does not answer; empty if it does
+	GuestPull     []string               `protobuf:"bytes,6,rep,name=guest_pull,json=guestPull,proto3" json:"guest_pull,omitempty"` // those of handlers whose guests pull images themselves
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3281,6 +3290,13 @@ func (x *TargetStatus) GetError() string {
 		return x.Error
 	}
 	return ""
+}
+
+func (x *TargetStatus) GetGuestPull() []string {
+	if x != nil {
+		return x.GuestPull
+	}
+	return nil
 }
 
 type PinStatus struct {
@@ -6550,7 +6566,7 @@ const file_imagepin_v1_imagepin_proto_rawDesc = "" +
 	"credential\x18\x03 \x01(\v2\x17.imagepin.v1.CredentialR\n" +
 	"credential\x12\x14\n" +
 	"\x05scope\x18\x04 \x01(\tR\x05scope\x12\x10\n" +
-	"\x03pod\x18\x05 \x01(\tR\x03pod\"\xd8\x03\n" +
+	"\x03pod\x18\x05 \x01(\tR\x03pod\"\xf9\x03\n" +
 	"\x0fResolveResponse\x12\x10\n" +
 	"\x03ref\x18\x01 \x01(\tR\x03ref\x12+\n" +
 	"\x06target\x18\x02 \x01(\v2\x13.imagepin.v1.TargetR\x06target\x12%\n" +
@@ -6566,7 +6582,9 @@ const file_imagepin_v1_imagepin_proto_rawDesc = "" +
 	"\amissing\x18\v \x03(\v2\x14.imagepin.v1.MissingR\amissing\x12\x14\n" +
 	"\x05ready\x18\f \x01(\bR\x05ready\x12\x10\n" +
 	"\x03pod\x18\r \x01(\tR\x03pod\x12\x18\n" +
-	"\aignored\x18\x0e \x03(\tR\aignored\"E\n" +
+	"\aignored\x18\x0e \x03(\tR\aignored\x12\x1f\n" +
+	"\vguest_pulls\x18\x0f \x01(\tR\n" +
+	"guestPulls\"E\n" +
 	"\aMissing\x12\x12\n" +
 	"\x04what\x18\x01 \x01(\tR\x04what\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x12\n" +
@@ -6729,13 +6747,15 @@ const file_imagepin_v1_imagepin_proto_rawDesc = "" +
 	"\x0fpending_repairs\x18\x05 \x01(\x03R\x0ependingRepairs\x12\x18\n" +
 	"\adamaged\x18\x06 \x01(\x03R\adamaged\x12\x16\n" +
 	"\x06unused\x18\a \x01(\x03R\x06unused\x12\x18\n" +
-	"\adropped\x18\b \x01(\x03R\adropped\"\x9f\x01\n" +
+	"\adropped\x18\b \x01(\x03R\adropped\"\xbe\x01\n" +
 	"\fTargetStatus\x12+\n" +
 	"\x06target\x18\x01 \x01(\v2\x13.imagepin.v1.TargetR\x06target\x12\x1a\n" +
 	"\bhandlers\x18\x02 \x03(\tR\bhandlers\x12\x18\n" +
 	"\adefault\x18\x03 \x01(\bR\adefault\x12\x16\n" +
 	"\x06images\x18\x04 \x01(\x03R\x06images\x12\x14\n" +
-	"\x05error\x18\x05 \x01(\tR\x05error\"\xba\x02\n" +
+	"\x05error\x18\x05 \x01(\tR\x05error\x12\x1d\n" +
+	"\n" +
+	"guest_pull\x18\x06 \x03(\tR\tguestPull\"\xba\x02\n" +
 	"\tPinStatus\x12\x12\n" +
 	"\x04pins\x18\x01 \x01(\x03R\x04pins\x12\x18\n" +
 	"\adrifted\x18\x02 \x01(\x03R\adrifted\x12 \n" +

@@ -45,6 +45,10 @@ type Config struct {
 	Snapshotter func(name string) snapshots.Snapshotter
 	// Runtimes returns the runtime handlers that are configured now.
 	Runtimes func() *runtimeplatform.Set
+	// GuestPull reports whether the guests of a runtime handler pull images themselves, and ForGuests whether a snapshotter gets no
+	// files for this reason.
+	GuestPull func(handler string) bool
+	ForGuests func(snapshotter string) bool
 	// Namespace is the containerd namespace of the CRI's images.
 	Namespace string
 	Health    Health
@@ -358,11 +362,15 @@ func (s *Server) missing(ctx context.Context, ref reference.Named, v decide.Verd
 	if err != nil {
 		return err
 	}
+	if s.config.GuestPull(rt.Handler) {
+		resp.GuestPulls = byDigest.String()
+	}
 	if e, ok := s.config.Images.Get(imagepin.Key{Ref: byDigest.String(), Target: rt.Target}); ok {
 		resp.Manifest, resp.Ready = e.Manifest.String(), true
 		return nil
 	}
-	m, err := pull.Missing(ctx, s.config.Content, s.config.Snapshotter(rt.Target.Snapshotter), v.Root, rt)
+	snapshotter := rt.Target.Snapshotter
+	m, err := pull.Missing(ctx, s.config.Content, s.config.Snapshotter(snapshotter), s.config.ForGuests(snapshotter), v.Root, rt)
 	if err != nil {
 		return err
 	}

@@ -111,6 +111,9 @@ func (s *containers) useContainerImages(ctx context.Context, r *runtime.CreateCo
 					return nil, err
 				}
 			}
+			if err := s.checkGuestFiles(ctx, r.GetConfig(), w, e, rt.Handler); err != nil {
+				return nil, err
+			}
 			setImageID(w.spec, e)
 			if w.unresolved {
 				annotate(w.spec, unresolved, "true")

@@ -9,7 +9,7 @@ import (
 	"github.com/imagepin/imagepin/pkg/runtimeplatform"
 )
 
-// Config configures a Checker. All fields are required.
+// Config configures a Checker. All fields are required, except ForGuests.
 type Config struct {
 	Images      *store.Store
 	Content     content.Store
@@ -17,6 +17,8 @@ type Config struct {
 	Snapshotter func(name string) snapshots.Snapshotter
 	// Runtimes returns the runtime handlers that are currently configured.
 	Runtimes func() *runtimeplatform.Set
+	// ForGuests reports whether a snapshotter gets no files, see package guestpull. It may be nil.
+	ForGuests func(snapshotter string) bool
 }
 
 // Checker compares the recorded with the actual state.
@@ -27,4 +29,9 @@ type Checker struct {
 }
 
 // New returns a checker.
-func New(c Config) *Checker { return &Checker{config: c} }
+func New(c Config) *Checker {
+	if c.ForGuests == nil {
+		c.ForGuests = func(string) bool { return false }
+	}
+	return &Checker{config: c}
+}

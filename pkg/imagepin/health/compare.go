@@ -17,6 +17,7 @@ import (
 
 	"github.com/imagepin/imagepin/internal/upstream"
 	"github.com/imagepin/imagepin/pkg/imagepin"
+	"github.com/imagepin/imagepin/pkg/imagepin/guestpull"
 	"github.com/imagepin/imagepin/pkg/imagepin/internal/blobs"
 	"github.com/imagepin/imagepin/pkg/imagepin/internal/lease"
 	"github.com/imagepin/imagepin/pkg/imagepin/layerfiles"
@@ -127,6 +128,9 @@ func (c *comparing) entryOnce(ctx context.Context, e imagepin.Entry) (Comparison
 	if why, err := c.checker.KnownDamage(ctx, e); err != nil || why != "" {
 		return Comparison{layerfiles.Damaged, why}, err
 	}
+	if empty, err := c.checker.isEmpty(ctx, store.SnapshotOf(e)); err != nil || empty {
+		return Comparison{State: layerfiles.Intact}, err // there are no files
+	}
 	if layerfiles.InUserNamespace() {
 		return Comparison{layerfiles.Unverified, "files are not compared in a user namespace"}, nil
 	}
@@ -145,6 +149,18 @@ func (c *comparing) entryOnce(ctx context.Context, e imagepin.Entry) (Comparison
 		}
 	}
 	return one.result(), nil
+}
+
+// isEmpty reports whether the files of a snapshot are in guests only, as its snapshotter has them.
+func (c *Checker) isEmpty(ctx context.Context, sn store.Snapshot) (bool, error) {
+	if !c.config.ForGuests(sn.Snapshotter) {
+		return false, nil
+	}
+	info, err := c.config.Snapshotter(sn.Snapshotter).Stat(ctx, sn.ChainID.String())
+	if err != nil {
+		return false, fmt.Errorf("look at snapshot %s in %s: %w", sn.ChainID, sn.Snapshotter, err)
+	}
+	return guestpull.IsEmpty(info), nil
 }
 
 // chain is the comparison of the snapshots of one image.

@@ -124,12 +124,12 @@ func recovered(call func() error) (err error) {
 func (c *Checker) committed(ctx context.Context, snapshotter string) (map[string]string, error) {
 	ctx, cancel := context.WithTimeout(ctx, walkTimeout)
 	defer cancel()
-	names, began := make(map[string]string), c.damage.begin()
+	names, began, forGuests := make(map[string]string), c.damage.begin(), c.config.ForGuests(snapshotter)
 	err := recovered(func() error {
 		return c.config.Snapshotter(snapshotter).Walk(ctx, func(_ context.Context, i snapshots.Info) error {
 			if i.Kind == snapshots.KindCommitted {
 				names[i.Name] = i.Parent
-				c.damage.read(snapshotter, i, began)
+				c.damage.read(snapshotter, i, forGuests, began)
 			}
 			return nil
 		})

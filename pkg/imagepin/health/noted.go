@@ -12,6 +12,7 @@ import (
 	"github.com/opencontainers/go-digest"
 
 	"github.com/imagepin/imagepin/pkg/imagepin"
+	"github.com/imagepin/imagepin/pkg/imagepin/guestpull"
 	"github.com/imagepin/imagepin/pkg/imagepin/store"
 )
 
@@ -81,9 +82,9 @@ func (n *noted) forgetReplaced(sn store.Snapshot) {
 	n.replaced[sn] = n.last
 }
 
-// read notes that a snapshot is damaged if it has the label, and forgets the one that it replaced. began is when the list began that it
-// is from: files that were replaced since then are others.
-func (n *noted) read(snapshotter string, info snapshots.Info, began uint64) {
+// read notes that a snapshot is damaged if it has the label, or if its files are in guests only and its snapshotter is not for these. It
+// forgets the one that it replaced. began is when the list began that it is from: files that were replaced since then are others.
+func (n *noted) read(snapshotter string, info snapshots.Info, forGuests bool, began uint64) {
 	sn := store.Snapshot{Snapshotter: snapshotter, ChainID: digest.Digest(info.Name)}
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -93,10 +94,18 @@ func (n *noted) read(snapshotter string, info snapshots.Info, began uint64) {
 	if d, ok := n.all[sn]; ok && !info.Created.Equal(d.created) {
 		delete(n.all, sn)
 	}
-	if why := info.Labels[damageLabel]; why != "" {
+	switch why := info.Labels[damageLabel]; {
+	case guestpull.IsEmpty(info) && forGuests:
+		delete(n.all, sn) // it is as it should be
+	case guestpull.IsEmpty(info):
+		n.set(sn, damaged{onlyInGuests, info.Created})
+	case why != "":
 		n.set(sn, damaged{why, info.Created})
 	}
 }
+
+// onlyInGuests is the damage of a snapshot without files in a snapshotter that handlers without guest_pull have.
+const onlyInGuests = "it was pulled for guests that pull themselves (guest_pull), and not unpacked"
 
 // mark labels a snapshot that is known to be damaged.
 func (n *noted) mark(ctx context.Context, snapshotter snapshots.Snapshotter, sn store.Snapshot) error {
@@ -104,23 +113,34 @@ func (n *noted) mark(ctx context.Context, snapshotter snapshots.Snapshotter, sn 
 	if !ok {
 		return nil
 	}
-	return setLabel(ctx, snapshotter, sn.ChainID.String(), imagepin.Bound(d.why, maxDamageLabel))
+	return setLabels(ctx, snapshotter, sn.ChainID.String(), map[string]string{damageLabel: imagepin.Bound(d.why, maxDamageLabel)})
 }
 
-// setLabel sets the label of a snapshot, or removes it if the value is empty.
-func setLabel(ctx context.Context, snapshotter snapshots.Snapshotter, name, value string) error {
-	_, err := snapshotter.Update(ctx, snapshots.Info{Name: name, Labels: map[string]string{damageLabel: value}}, "labels."+damageLabel)
+// hasLabel reports whether a snapshot has a label of imagepin.
+func hasLabel(i snapshots.Info) bool { return i.Labels[damageLabel] != "" || guestpull.IsEmpty(i) }
+
+func removeLabels(ctx context.Context, snapshotter snapshots.Snapshotter, name string) error {
+	return setLabels(ctx, snapshotter, name, map[string]string{damageLabel: "", guestpull.Label: ""})
+}
+
+// setLabels sets labels of a snapshot, and removes those with an empty value.
+func setLabels(ctx context.Context, snapshotter snapshots.Snapshotter, name string, labels map[string]string) error {
+	var fields []string
+	for label := range labels {
+		fields = append(fields, "labels."+label)
+	}
+	_, err := snapshotter.Update(ctx, snapshots.Info{Name: name, Labels: labels}, fields...)
 	if errdefs.IsNotFound(err) {
 		return nil
 	}
 	return err
 }
 
-// RemoveLabels removes the labels of this package from all snapshots, and returns how many had one. With dry it only counts them.
+// RemoveLabels removes the labels of imagepin from all snapshots, and returns how many had one. With dry it only counts them.
 func RemoveLabels(ctx context.Context, snapshotter snapshots.Snapshotter, dry bool) (n int, _ error) {
 	var names []string
 	err := snapshotter.Walk(ctx, func(_ context.Context, info snapshots.Info) error {
-		if info.Labels[damageLabel] != "" {
+		if hasLabel(info) {
 			names = append(names, info.Name)
 		}
 		return nil
@@ -132,7 +152,7 @@ func RemoveLabels(ctx context.Context, snapshotter snapshots.Snapshotter, dry bo
 		if dry {
 			break
 		}
-		if err := setLabel(ctx, snapshotter, name, ""); err != nil {
+		if err := removeLabels(ctx, snapshotter, name); err != nil {
 			return n, fmt.Errorf("remove the label of snapshot %s: %w", name, err)
 		}
 	}
@@ -209,8 +229,8 @@ func (c *Checker) Forget(ctx context.Context, e imagepin.Entry) error {
 		if err != nil {
 			return err
 		}
-		if info.Labels[damageLabel] != "" {
-			if err := setLabel(ctx, snapshotter, name, ""); err != nil {
+		if hasLabel(info) {
+			if err := removeLabels(ctx, snapshotter, name); err != nil {
 				return fmt.Errorf("remove the label of snapshot %s in %s: %w", name, e.Target.Snapshotter, err)
 			}
 		}

@@ -33,14 +33,6 @@ func (s Snapshotter) mayFetch(name string, annotated bool) bool {
 	return s.Exports[upstream.RemoteAnnotations] == "true" || annotated && !s.isEager(name)
 }
 
-// unpackedForGuests returns the handlers whose guests pull images themselves, and whose snapshotters unpack them on the node, too.
-func (a *active) unpackedForGuests() []string {
-	return slices.DeleteFunc(slices.Sorted(maps.Keys(a.Settings.GuestPull)), func(handler string) bool {
-		rt, err := a.runtimes.Lookup(handler)
-		return err != nil || a.Snapshotters[rt.Target.Snapshotter].mayFetch(rt.Target.Snapshotter, !a.CRI.Images.DisableSnapshotAnnotations)
-	})
-}
-
 // isEager reports whether a snapshotter is one of containerd's own. A proxy can have the name of one that containerd was
 // built without.
 func (s Snapshotter) isEager(name string) bool {

@@ -6,10 +6,7 @@ import (
 
 	"github.com/containerd/containerd/v2/core/snapshots"
 
-	"github.com/imagepin/imagepin/internal/ctdtest"
 	"github.com/imagepin/imagepin/internal/upstream"
-	"github.com/imagepin/imagepin/pkg/imagepin/config"
-	"github.com/imagepin/imagepin/pkg/runtimeplatform"
 )
 
 // TestUnpacksLazily checks which snapshotters get the annotations for lazy fetching, and that those that may use them
@@ -51,28 +48,5 @@ func TestUnpacksLazily(t *testing.T) {
 	}
 	if len(proxy) != 1 || len(own) != 1 {
 		t.Errorf("the snapshotter's exports changed: %v, %v", proxy, own)
-	}
-}
-
-// TestUnpackedForGuests names the handlers whose guests pull images themselves, although the node unpacks them.
-func TestUnpackedForGuests(t *testing.T) {
-	proxy := Snapshotter{Exports: map[string]string{upstream.ProxyAddress: "/run/snapshotter.sock"}}
-	for _, disabled := range []bool{false, true} {
-		a := &active{
-			Setup: Setup{
-				Settings:     config.Settings{GuestPull: map[string]bool{"guest": true, "lazy": true, "unknown": true}},
-				Snapshotters: map[string]Snapshotter{"overlayfs": {}, "nydus": proxy},
-			},
-			runtimes: ctdtest.Runtimes(t, "overlayfs", runtimeplatform.Handler{Name: "guest", Snapshotter: "overlayfs"},
-				runtimeplatform.Handler{Name: "lazy", Snapshotter: "nydus"}, runtimeplatform.Handler{Name: "other", Snapshotter: "overlayfs"}),
-		}
-		a.CRI.Images.DisableSnapshotAnnotations = disabled
-		want := []string{"guest"}
-		if disabled {
-			want = append(want, "lazy")
-		}
-		if got := a.unpackedForGuests(); !slices.Equal(got, want) {
-			t.Errorf("disable_snapshot_annotations = %v: got %q, want %q", disabled, got, want)
-		}
 	}
 }

@@ -56,6 +56,7 @@ func (n *Node) Serve(upstream cri.Upstream) (*Service, error) {
 	s.ending, s.end = context.WithCancel(context.Background())
 	checker := health.New(health.Config{
 		Images: n.store, Content: n.containerd.Content, Leases: n.containerd.Leases, Snapshotter: n.containerd.Snapshots, Runtimes: n.runtimes,
+		ForGuests: n.isForGuests,
 	})
 	wait := func(ctx context.Context, name string) error { return s.reconciler.WaitCompared(ctx, name) }
 	maker := pull.New(pull.Config{
@@ -89,7 +90,7 @@ func (n *Node) Serve(upstream cri.Upstream) (*Service, error) {
 		}),
 		Running: &running.Comparer{List: s.cri.RunningImages, Images: n.store, Pins: n.decider, Runtimes: n.runtimes},
 		Images:  n.store, Puller: s.puller, Decider: n.decider, Pins: n.pins, Lookups: n.lookups, Content: n.containerd.Content,
-		Snapshotter: n.containerd.Snapshots, Runtimes: n.runtimes, Namespace: Namespace, Guard: s.cri.Guard, Recover: s.cri.Recover,
+		Snapshotter: n.containerd.Snapshots, Runtimes: n.runtimes, GuestPull: n.hasGuests, ForGuests: n.isForGuests, Namespace: Namespace, Guard: s.cri.Guard, Recover: s.cri.Recover,
 	})
 	if n.registerer != nil {
 		if err := n.metrics.Register(n.registerer, s.state); err != nil {

@@ -1,6 +1,7 @@
 package node
 
 import (
+	"strings"
 	"time"
 
 	"github.com/containerd/containerd/v2/core/unpack"
@@ -41,6 +42,7 @@ type Snapshotter struct {
 type active struct {
 	Setup
 	runtimes     *runtimeplatform.Set
+	guests       map[string]bool // see forGuests
 	resolver     *resolve.Resolver
 	pull         *pull.Settings
 	cri          *cri.Settings
@@ -67,8 +69,9 @@ func (n *Node) activate(s Setup) (*active, error) {
 	if unused := s.Settings.UnusedCluster(); unused != "" {
 		log.L.Warn(unused)
 	}
-	for _, handler := range a.unpackedForGuests() {
-		log.L.Warnf("the guests of runtime handler %s pull images themselves, and its snapshotter unpacks them on the node, too", handler)
+	var unpacked []string
+	if a.guests, unpacked = a.forGuests(); len(unpacked) > 0 {
+		log.L.Warn(strings.Join(unpacked, "; "))
 	}
 	progress, err := s.CRI.ProgressTimeout()
 	if err != nil {
@@ -83,7 +86,7 @@ func (n *Node) activate(s Setup) (*active, error) {
 		platforms = append(platforms, n.unpackPlatform(a, name, appliers[name]))
 	}
 	a.pull = &pull.Settings{
-		Verifiers: s.Verifiers, UnpackPlatforms: platforms, Decompresses: n.containerd.Walking != nil, DiscardLayers: s.CRI.Images.DiscardUnpackedLayers, ProgressTimeout: progress, Timeout: s.Settings.PullTimeout,
+		Verifiers: s.Verifiers, SandboxImage: s.CRI.SandboxImage(), ForGuests: a.guests, UnpackPlatforms: platforms, Decompresses: n.containerd.Walking != nil, DiscardLayers: s.CRI.Images.DiscardUnpackedLayers, ProgressTimeout: progress, Timeout: s.Settings.PullTimeout,
 		Transfer: pull.NewTransfer(n.containerd.Content, n.containerd.Leases, platforms, pull.Limits{
 			Downloads: s.CRI.MaxConcurrentDownloads(), Unpacks: s.CRI.MaxConcurrentUnpacks(s.Settings), LayerFetchBuffer: s.CRI.ConcurrentLayerFetchBuffer(),
 			ProgressTimeout: progress,

@@ -47,7 +47,7 @@ func (s *Service) status(ctx context.Context) *api.StatusResponse {
 	st.Lock = s.lockStatus()
 	st.DownloadRate = n.bandwidth.status()
 	st.Pulls, st.MorePulls = runningPulls(s.puller.Running())
-	st.Targets, st.Images = n.targetStatus(inNamespace(ctx), now.runtimes)
+	st.Targets, st.Images = n.targetStatus(inNamespace(ctx), now)
 	st.Problems = append(problems(st), clusterProblem(ctx, now.cluster)...)
 	st.Problems = append(st.Problems, durableProblems(now)...)
 	st.Problems = append(st.Problems, goneProblem(st.GetPins())...)
@@ -153,8 +153,8 @@ func (n *Node) pinStatus(now *active) *api.PinStatus {
 }
 
 // targetStatus returns the targets that have a runtime handler or an image, and the number of image IDs.
-func (n *Node) targetStatus(ctx context.Context, runtimes *runtimeplatform.Set) (targets []*api.TargetStatus, images int64) {
-	count := make(map[runtimeplatform.Target]int64)
+func (n *Node) targetStatus(ctx context.Context, now *active) (targets []*api.TargetStatus, images int64) {
+	runtimes, count := now.runtimes, make(map[runtimeplatform.Target]int64)
 	for _, t := range runtimes.Targets() {
 		count[t] = 0
 	}
@@ -173,6 +173,7 @@ func (n *Node) targetStatus(ctx context.Context, runtimes *runtimeplatform.Set) 
 		targets = append(targets, &api.TargetStatus{
 			Target: &api.Target{Platform: t.Platform, Snapshotter: t.Snapshotter}, Handlers: runtimes.Handlers(t),
 			Default: t == runtimes.Default().Target, Images: images, Error: silent[t.Snapshotter],
+			GuestPull: slices.DeleteFunc(runtimes.Handlers(t), func(name string) bool { return !now.Settings.GuestPull[name] }),
 		})
 	}
 	slices.SortFunc(targets, func(a, b *api.TargetStatus) int { return strings.Compare(a.String(), b.String()) })

@@ -87,7 +87,7 @@ func (n *Node) applierOf(by applier) (applier, []diff.ApplyOpt) {
 // unpackPlatform returns how an applier unpacks layers in a snapshotter.
 func (n *Node) unpackPlatform(a *active, name string, by applier) unpack.Platform {
 	exports, capabilities := a.Snapshotters[name].unpacks(name, !a.CRI.Images.DisableSnapshotAnnotations)
-	if !by.inParallel(name) {
+	if !by.inParallel(name) || a.guests[name] { // a layer that is unpacked in parallel gets its parent when it is committed
 		capabilities = nil
 	}
 	by, apply := n.applierOf(by)
@@ -100,7 +100,7 @@ func (n *Node) unpackPlatform(a *active, name string, by applier) unpack.Platfor
 	return unpack.Platform{
 		Platform:                platforms.All, // the manifest is already selected
 		SnapshotterKey:          name,
-		Snapshotter:             n.watched(a, name),
+		Snapshotter:             n.unpacksInto(a, name),
 		SnapshotterExports:      exports,
 		SnapshotterCapabilities: capabilities,
 		Applier:                 by.Applier,

@@ -134,7 +134,7 @@ func TestLayerCache(t *testing.T) {
 		if lost, err := s.EvictBlob(ctx, img.Layer.Digest); err != nil || len(lost) > 0 {
 			t.Errorf("%s: evicting the layer lost %+v, %v", when, lost, err)
 		}
-		lack, err := Missing(ctx, n.Content, cache, e.Root, runtimes.Default())
+		lack, err := Missing(ctx, n.Content, cache, false, e.Root, runtimes.Default())
 		if err != nil || len(lack.Parts) > 0 {
 			t.Errorf("%s: got missing parts %+v, %v, want none", when, lack.Parts, err)
 		}

@@ -30,8 +30,9 @@ type MissingPart struct {
 	Size int64
 }
 
-// Missing returns what a target lacks to run root. It cannot look below a missing part, and omits what that references.
-func Missing(ctx context.Context, store content.Store, sn snapshots.Snapshotter, root ocispec.Descriptor, rt runtimeplatform.Runtime) (MissingParts, error) {
+// Missing returns what a target lacks to run root. It cannot look below a missing part, and omits what that references. forGuests means
+// that the snapshotter gets no files, see package guestpull: layers are not missing.
+func Missing(ctx context.Context, store content.Store, sn snapshots.Snapshotter, forGuests bool, root ocispec.Descriptor, rt runtimeplatform.Runtime) (MissingParts, error) {
 	var l MissingParts
 	missing := func(what string, d ocispec.Descriptor) bool {
 		if here, err := blobs.Exists(ctx, store, d.Digest); here || err != nil {
@@ -74,6 +75,9 @@ func Missing(ctx context.Context, store content.Store, sn snapshots.Snapshotter,
 		return l, err
 	}
 	l.Parts = append(l.Parts, MissingPart{Kind: "snapshot", Name: e.ChainID.String()})
+	if forGuests {
+		return l, nil
+	}
 	for _, d := range m.Layers {
 		missing("layer", d)
 	}

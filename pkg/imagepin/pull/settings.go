@@ -14,6 +14,7 @@ import (
 	"github.com/containerd/containerd/v2/pkg/imageverifier"
 	"github.com/containerd/errdefs"
 
+	"github.com/imagepin/imagepin/pkg/imagepin"
 	"github.com/imagepin/imagepin/pkg/imagepin/download"
 	"github.com/imagepin/imagepin/pkg/imagepin/store"
 )
@@ -26,6 +27,9 @@ type Settings struct {
 	UnpackPlatforms []unpack.Platform
 	// Transfer fetches and unpacks images, see [NewTransfer].
 	Transfer transfer.Transferrer
+	// ForGuests has the snapshotters that get no files, see package guestpull, except those of images in the repository of SandboxImage.
+	ForGuests    map[string]bool
+	SandboxImage string
 	// Decompresses reports that layers are decompressed in this process, and not by containerd's decompressor.
 	Decompresses bool
 	// Durable makes the content store and a snapshot durable, and those below it. It returns [imagepin.Entry.Durable], which is empty
@@ -93,6 +97,13 @@ func (s *Settings) platformOf(snapshotter string) (p unpack.Platform) {
 		p = s.UnpackPlatforms[i]
 	}
 	return p
+}
+
+// isSandboxImage reports whether a reference, normalized, can be that of the sandbox image, also by digest. The node may run the
+// sandboxes of guests.
+func (s *Settings) isSandboxImage(name string) bool {
+	ref, err := imagepin.ParseReference(s.SandboxImage)
+	return err == nil && imagepin.InRepository(name, ref.Name())
 }
 
 // unpacksDownloads reports whether layers are unpacked in a snapshotter while they are downloaded.

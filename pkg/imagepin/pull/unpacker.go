@@ -23,6 +23,7 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin"
 	"github.com/imagepin/imagepin/pkg/imagepin/decide"
 	"github.com/imagepin/imagepin/pkg/imagepin/download"
+	"github.com/imagepin/imagepin/pkg/imagepin/guestpull"
 	"github.com/imagepin/imagepin/pkg/imagepin/internal/errno"
 	"github.com/imagepin/imagepin/pkg/imagepin/store"
 	"github.com/imagepin/imagepin/pkg/runtimeplatform"
@@ -46,6 +47,8 @@ type chosen struct {
 	job    Job
 	path   []ocispec.Descriptor // from the job's root to the manifest
 	source *source
+	// forGuests reports that the snapshotter got no files when the image was unpacked, see package guestpull.
+	forGuests bool
 	// measured has the Key, Root, Manifest and Size of the image. It is set only if a pin of the job needs them.
 	measured imagepin.Entry
 }
@@ -147,6 +150,7 @@ func (u *unpacker) unpack(ctx context.Context, img *chosen) (imagepin.Entry, err
 // manifest, which differs from the chosen one if a Docker manifest was converted.
 func (u *unpacker) transfer(ctx context.Context, img *chosen) (ocispec.Descriptor, error) {
 	img.source.root = img.manifest()
+	img.forGuests = u.settings().ForGuests[img.job.Runtime.Target.Snapshotter]
 	if err := u.fetcher.damage.verifyManifest(ctx, img.source, img.source.root); err != nil {
 		return ocispec.Descriptor{}, err
 	}
@@ -208,6 +212,9 @@ func (u *unpacker) run(ctx context.Context, src *source, dst *destination, opts 
 }
 
 func runOnce(ctx context.Context, settings *Settings, src *source, dst *destination, opts ...transfer.Opt) error {
+	if settings.isSandboxImage(src.name) {
+		ctx = guestpull.WithFiles(ctx)
+	}
 	if download.IsPlain(ctx) || !settings.unpacksDownloads(dst.runtime.Target.Snapshotter) {
 		return newTransferError(settings.Transfer.Transfer(ctx, src, dst, opts...))
 	}

@@ -59,6 +59,7 @@ func (a *app) printResolve(_ style, r *api.ResolveResponse) error {
 		field{"Reason", r.GetWhy()},
 		field{"Manifest", cmp.Or(r.GetManifest(), "unknown until the index is fetched")},
 		field{"Ready", yesNo(r.GetReady())},
+		field{"Guest pulls", r.GetGuestPulls()},
 		field{"Missing", noneOf(len(r.GetMissing()))},
 	); err != nil {
 		return err

@@ -5,6 +5,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -80,7 +81,12 @@ func statusText(st *api.StatusResponse, now time.Time) *bytes.Buffer {
 		field{"Rate limit", statusRateText(st.GetDownloadRate())},
 	)
 	rows := mapped(st.GetTargets(), func(t *api.TargetStatus) []string {
-		handlers := orNone(strings.Join(t.GetHandlers(), ","))
+		handlers := orNone(strings.Join(mapped(t.GetHandlers(), func(name string) string {
+			if slices.Contains(t.GetGuestPull(), name) {
+				name += " (guest_pull)"
+			}
+			return name
+		}), ","))
 		if t.GetDefault() {
 			handlers += " (default)"
 		}

@@ -1,0 +1,72 @@
+// Package guestpull keeps layers off a node whose guests pull images themselves.
+//
+// containerd's CRI creates a container on the snapshot of its image, and unpacks the image if there is none. So an image for guests gets
+// a snapshot without files for each layer, in the way in which remote snapshotters leave out layers: no layer is fetched.
+package guestpull
+
+import (
+	"context"
+	"time"
+
+	"github.com/containerd/containerd/v2/core/mount"
+	"github.com/containerd/containerd/v2/core/snapshots"
+	"github.com/containerd/errdefs"
+	"github.com/containerd/log"
+
+	"github.com/imagepin/imagepin/internal/failpoint"
+	"github.com/imagepin/imagepin/pkg/imagepin"
+)
+
+// Label is on each snapshot whose files are in guests only. It has the value "true".
+const Label = imagepin.LabelPrefix + "guest-pull"
+
+// IsEmpty reports whether the files of a snapshot are in guests only.
+func IsEmpty(i snapshots.Info) bool { return i.Labels[Label] != "" }
+
+// WithFiles returns a context with which layers are unpacked in all snapshotters.
+func WithFiles(ctx context.Context) context.Context { return context.WithValue(ctx, withFiles{}, true) }
+
+type withFiles struct{}
+
+// Snapshotter returns a snapshotter for images of guests that pull themselves. If a layer is to be unpacked in it, it commits a snapshot
+// without the layer's files, with the [Label], and answers ErrAlreadyExists. So does a remote snapshotter that has the layer; see
+// containerd's docs/remote-snapshotter.md.
+func Snapshotter(sn snapshots.Snapshotter) snapshots.Snapshotter { return empty{sn} }
+
+type empty struct{ snapshots.Snapshotter }
+
+// Prepare implements snapshots.Snapshotter.
+func (e empty) Prepare(ctx context.Context, key, parent string, opts ...snapshots.Opt) ([]mount.Mount, error) {
+	var asked snapshots.Info
+	for _, opt := range opts {
+		if err := opt(&asked); err != nil {
+			return nil, err
+		}
+	}
+	name := asked.Labels[snapshots.LabelSnapshotRef]
+	if name == "" || ctx.Value(withFiles{}) != nil {
+		return e.Snapshotter.Prepare(ctx, key, parent, opts...)
+	}
+	opts = append(opts[:len(opts):len(opts)], snapshots.WithLabels(map[string]string{Label: "true"}))
+	if _, err := e.Snapshotter.Prepare(ctx, key, parent, opts...); err != nil {
+		return nil, err
+	}
+	failpoint.Reach("guestpull.prepared")
+	if err := e.Snapshotter.Commit(ctx, name, key, opts...); err != nil { // ErrAlreadyExists if another pull has committed it
+		e.abort(ctx, key)
+		return nil, err
+	}
+	return nil, errdefs.ErrAlreadyExists
+}
+
+// abortTimeout limits the removal of a snapshot that was not committed.
+const abortTimeout = 10 * time.Second
+
+// abort removes a snapshot that was not committed. If that fails, it is garbage once the lease of the pull ends.
+func (e empty) abort(ctx context.Context, key string) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), abortTimeout)
+	defer cancel()
+	if err := e.Remove(ctx, key); err != nil {
+		log.G(ctx).WithError(err).WithField("snapshot", key).Warn("cannot remove a snapshot that was not committed")
+	}
+}

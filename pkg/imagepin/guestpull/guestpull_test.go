@@ -1,0 +1,76 @@
+package guestpull_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+
+	"github.com/containerd/containerd/v2/core/mount"
+	"github.com/containerd/containerd/v2/core/snapshots"
+	"github.com/containerd/containerd/v2/plugins/snapshots/native"
+	"github.com/containerd/errdefs"
+
+	"github.com/imagepin/imagepin/pkg/imagepin/guestpull"
+)
+
+// failing is a snapshotter that fails to commit.
+type failing struct {
+	snapshots.Snapshotter
+	commit error
+}
+
+func (f failing) Commit(ctx context.Context, name, key string, opts ...snapshots.Opt) error {
+	if f.commit != nil {
+		return f.commit
+	}
+	return f.Snapshotter.Commit(ctx, name, key, opts...)
+}
+
+// TestSnapshotter prepares snapshots of layers, with and without files, and others.
+func TestSnapshotter(t *testing.T) {
+	inner, err := native.NewSnapshotter(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer inner.Close()
+	of := func(name string) snapshots.Opt {
+		return snapshots.WithLabels(map[string]string{snapshots.LabelSnapshotRef: name, "containerd.io/snapshot/a": "b"})
+	}
+	sn, ctx := guestpull.Snapshotter(inner), t.Context()
+	prepared := func(mounts []mount.Mount, err error) bool { return err == nil && len(mounts) > 0 }
+
+	if _, err := sn.Prepare(ctx, "extract-1", "", of("base")); !errdefs.IsAlreadyExists(err) {
+		t.Errorf("a layer: got %v, want ErrAlreadyExists", err)
+	}
+	if _, err := sn.Prepare(ctx, "extract-2", "base", of("top")); !errdefs.IsAlreadyExists(err) {
+		t.Errorf("a layer on another one: got %v, want ErrAlreadyExists", err)
+	}
+	if info, err := sn.Stat(ctx, "top"); err != nil || info.Kind != snapshots.KindCommitted || info.Parent != "base" || !guestpull.IsEmpty(info) || info.Labels["containerd.io/snapshot/a"] != "b" {
+		t.Errorf("got %+v, %v", info, err)
+	}
+	if mounts, err := sn.Prepare(ctx, "container", "top"); !prepared(mounts, err) {
+		t.Errorf("the snapshot of a container: got %v, %v", mounts, err)
+	}
+	if mounts, err := sn.Prepare(guestpull.WithFiles(ctx), "extract-3", "", of("files")); !prepared(mounts, err) {
+		t.Errorf("a layer with files: got %v, %v", mounts, err)
+	}
+	if info, err := sn.Stat(ctx, "extract-3"); err != nil || info.Kind != snapshots.KindActive || guestpull.IsEmpty(info) {
+		t.Errorf("a layer with files: got %+v, %v", info, err)
+	}
+
+	// Another pull has committed the snapshot, or the disk is full: nothing stays.
+	full := errors.New("no space left on device")
+	for _, failure := range []error{errdefs.ErrAlreadyExists, full} {
+		_, err := guestpull.Snapshotter(failing{inner, failure}).Prepare(ctx, "extract-4", "base", of("other"))
+		if !errors.Is(err, failure) {
+			t.Errorf("got %v, want %v", err, failure)
+		}
+		if _, err := sn.Stat(ctx, "extract-4"); !errdefs.IsNotFound(err) {
+			t.Errorf("%v: the snapshot that is not committed stays: %v", failure, err)
+		}
+	}
+	invalid := func(*snapshots.Info) error { return errdefs.ErrInvalidArgument }
+	if _, err := sn.Prepare(ctx, "extract-5", "", invalid); !errdefs.IsInvalidArgument(err) {
+		t.Errorf("an invalid option: got %v", err)
+	}
+}
