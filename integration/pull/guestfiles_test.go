@@ -113,7 +113,12 @@ func TestGuestPullIsTakenBack(t *testing.T) {
 			if test == "by a pull" {
 				r.Reg.Down() // so that the repair in the background fails
 			}
-			r.KillAndRestart(func(o *node.Options) { o.Extra = strings.Replace(o.Extra, "true", "false", 1) })
+			second := r.Options().Handlers
+			r.KillAndRestart(func(o *node.Options) { o.Handlers, o.Extra = nil, "" })
+			r.Eventually("no problems: no handler needs the files", func() bool { _, code := r.Operator("status"); return code == 0 })
+			r.KillAndRestart(func(o *node.Options) {
+				o.Handlers, o.Extra = second, strings.Replace(testkit.GuestHandler, "true", "false", 1)
+			})
 			if test == "by a pull" {
 				if img := r.MustStatus(tag, testkit.Second); img != nil {
 					t.Errorf("ImageStatus for a handler without guests: got %v", img)

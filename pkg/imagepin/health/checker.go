@@ -17,7 +17,7 @@ type Config struct {
 	Snapshotter func(name string) snapshots.Snapshotter
 	// Runtimes returns the runtime handlers that are currently configured.
 	Runtimes func() *runtimeplatform.Set
-	// ForGuests reports whether a snapshotter gets no files, see package guestpull. It may be nil.
+	// ForGuests reports whether images in a snapshotter need no files, see package guestpull. It may be nil.
 	ForGuests func(snapshotter string) bool
 }
 

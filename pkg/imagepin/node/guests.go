@@ -2,6 +2,7 @@ package node
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/containerd/containerd/v2/core/snapshots"
@@ -47,8 +48,11 @@ func (a *active) handlersOf(snapshotter string) (guests, others []string) {
 	return guests, others
 }
 
-// isForGuests reports whether a snapshotter is one of [active.forGuests].
-func (n *Node) isForGuests(snapshotter string) bool { return n.active.Load().guests[snapshotter] }
+// isForGuests reports whether a snapshotter is one of [active.forGuests], or one that no runtime handler has: its images run nowhere.
+func (n *Node) isForGuests(snapshotter string) bool {
+	a := n.active.Load()
+	return a.guests[snapshotter] || !slices.Contains(a.runtimes.Snapshotters(), snapshotter)
+}
 
 // hasGuests reports whether the guests of a runtime handler pull images themselves.
 func (n *Node) hasGuests(handler string) bool { return n.active.Load().Settings.GuestPull[handler] }
