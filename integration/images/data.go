@@ -6,7 +6,7 @@ import (
 
 // Data builds an image with the files of the options and no program. It cannot run, and is fast to pull.
 func Data(opts Options) (v1.Image, error) {
-	return build(opts.withDefaults(), "/none", opts.Files)
+	return build(opts.withDefaults(), "/none", nil, opts.Files)
 }
 
 // DataIndex builds an index with one Data image per platform. The other options of all images are opts.

@@ -133,12 +133,15 @@ func App(ctx context.Context, opts Options) (v1.Image, error) {
 		return nil, err
 	}
 	facts := []byte(opts.rootfs() + "\n")
-	layers := []Files{{"/app": program}, {"/facts": facts}}
-	if opts.SingleLayer {
-		layers = []Files{{"/app": program, "/facts": facts}}
-	}
 	opts.Env = append([]string{FactsEnv + "=" + opts.Facts()}, opts.Env...)
-	return build(opts, "/app", append(layers, opts.Files...))
+	if opts.SingleLayer {
+		return build(opts, "/app", nil, append([]Files{{"/app": program, "/facts": facts}}, opts.Files...))
+	}
+	first, err := opts.Programs.layer(opts, "/app", program)
+	if err != nil {
+		return nil, err
+	}
+	return build(opts, "/app", first, append([]Files{{"/facts": facts}}, opts.Files...))
 }
 
 // Pause builds a sandbox image.
@@ -148,7 +151,11 @@ func Pause(ctx context.Context, opts Options) (v1.Image, error) {
 	if err != nil {
 		return nil, err
 	}
-	return build(opts, "/pause", append([]Files{{"/pause": program}}, opts.Files...))
+	first, err := opts.Programs.layer(opts, "/pause", program)
+	if err != nil {
+		return nil, err
+	}
+	return build(opts, "/pause", first, opts.Files)
 }
 
 // PauseIndex builds an index of sandbox images for the platforms. The default is linux/amd64, arm64, s390x and this
@@ -207,7 +214,8 @@ func ParsePlatform(s string) (*v1.Platform, error) {
 	return &p, nil
 }
 
-func build(opts Options, entrypoint string, layers []Files) (v1.Image, error) {
+// build builds an image with the layers first, unless it is nil, those of files, and those of opts.Random.
+func build(opts Options, entrypoint string, first v1.Layer, files []Files) (v1.Image, error) {
 	platform, err := ParsePlatform(opts.Platform)
 	if err != nil {
 		return nil, err
@@ -219,8 +227,11 @@ func build(opts Options, entrypoint string, layers []Files) (v1.Image, error) {
 	img := mutate.ConfigMediaType(mutate.MediaType(empty.Image, manifestType), configType)
 
 	var adds []mutate.Addendum
-	for _, files := range layers {
-		l, err := layer(opts, files)
+	if first != nil {
+		adds = append(adds, mutate.Addendum{Layer: first, History: v1.History{CreatedBy: "imagepin test kit"}})
+	}
+	for _, f := range files {
+		l, err := layer(opts, f)
 		if err != nil {
 			return nil, err
 		}

@@ -13,6 +13,8 @@ import (
 	"path/filepath"
 	"runtime"
 	"sync"
+
+	v1 "github.com/google/go-containerregistry/pkg/v1"
 )
 
 var (
@@ -32,7 +34,15 @@ type Programs struct {
 	// temporary directory if the user has no cache directory.
 	Dir string
 
-	mu sync.Mutex
+	mu     sync.Mutex
+	layers map[layerKey]v1.Layer // of compiled programs
+}
+
+// layerKey is what the layer of a program depends on.
+type layerKey struct {
+	path        string
+	compression Compression
+	format      Format
 }
 
 var defaultPrograms = &Programs{}
@@ -43,6 +53,26 @@ func (p *Programs) App(ctx context.Context) ([]byte, error) { return p.compile(c
 // Pause returns the static binary of the sandbox image's entrypoint.
 func (p *Programs) Pause(ctx context.Context) ([]byte, error) {
 	return p.compile(ctx, "pause", pauseSource)
+}
+
+// layer returns the layer with only a program. Almost all images have it, and to compress it takes longer than all else of an
+// image, so it is compressed once.
+func (p *Programs) layer(opts Options, path string, program []byte) (v1.Layer, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	key := layerKey{path, opts.Compression, opts.Format}
+	if l, ok := p.layers[key]; ok {
+		return l, nil
+	}
+	l, err := layer(opts, Files{path: program})
+	if err != nil {
+		return nil, err
+	}
+	if p.layers == nil {
+		p.layers = map[layerKey]v1.Layer{}
+	}
+	p.layers[key] = l
+	return l, nil
 }
 
 func (p *Programs) compile(ctx context.Context, name string, source []byte) ([]byte, error) {
