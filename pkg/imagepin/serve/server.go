@@ -29,8 +29,9 @@ import (
 const (
 	// nodeKeyFile is in the state directory.
 	nodeKeyFile = "node.key"
-	// probeInterval is how long to wait for a containerd that is not ready.
-	probeInterval = 200 * time.Millisecond
+	// minProbeInterval is the first wait for a containerd that is not ready. Each wait is twice as long as the one before, up
+	// to maxProbeInterval.
+	minProbeInterval, maxProbeInterval = 10 * time.Millisecond, 200 * time.Millisecond
 	// probeTimeout is the timeout of one probe of containerd.
 	probeTimeout = 10 * time.Second
 	// stopGrace is how long calls in progress may take when the server stops.
@@ -190,7 +191,7 @@ func (s *Server) setReady(err error) {
 func (s *Server) waitForContainerd(ctx context.Context) (*state, error) {
 	var last string
 	var reported time.Time
-	for {
+	for interval := minProbeInterval; ; interval = min(2*interval, maxProbeInterval) {
 		bounded, cancel := context.WithTimeout(ctx, probeTimeout)
 		seen, err := s.containerd.probe(bounded)
 		cancel()
@@ -209,7 +210,8 @@ func (s *Server) waitForContainerd(ctx context.Context) (*state, error) {
 			return nil, ctx.Err()
 		case <-s.config.Reload:
 			s.reload(ctx, nil)
-		case <-time.After(probeInterval):
+		case <-time.After(interval):
+			s.containerd.conn.ResetConnectBackoff()
 		}
 	}
 }
