@@ -2,6 +2,7 @@ package apply
 
 import (
 	"context"
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -11,18 +12,22 @@ import (
 )
 
 // TestRemovedImageComesBack removes an image of a lock, as crictl rmi does, on a node that reaches no registry. It is ready again
-// after the next look at the lock, from the content that the lock retains. Other ways to remove images keep it.
+// after the next look at the lock, from the content that the lock retains. Other ways to remove images keep it. Two nodes, one
+// with a bundle, wait for their next look at the same time.
 func TestRemovedImageComesBack(t *testing.T) {
 	t.Parallel()
-	for _, from := range []string{"bundle", "registry"} {
-		t.Run(from, func(t *testing.T) {
-			t.Parallel()
-			removedImageComesBack(t, from == "bundle")
-		})
+	var await []func()
+	for _, fromBundle := range []bool{true, false} {
+		await = append(await, removeLockedImage(t, fromBundle))
+	}
+	for _, a := range await {
+		a()
 	}
 }
 
-func removedImageComesBack(t *testing.T, fromBundle bool) {
+// removeLockedImage removes the image of a lock on a new node. It returns a function that waits until the image is ready again.
+func removeLockedImage(t *testing.T, fromBundle bool) (await func()) {
+	t.Helper()
 	r := testkit.NewRig(t, node.Options{Handlers: testkit.OnNative})
 	ref := r.Reg.Ref("shop/app:v1")
 	file := writeLock(r, "lock.yaml", map[string]string{ref: r.Version("shop/app:v1", "old")})
@@ -40,11 +45,14 @@ func removedImageComesBack(t *testing.T, fromBundle bool) {
 	imagepinWants(r, 0, []string{"lock", "status"}, "1 locked, 1 ready, 0 running, 0 missing")
 	r.MustRemove(ref, "")
 	imagepinWants(r, 10, []string{"lock", "status"}, "1 missing")
-	testkit.EventuallyIn(t, 3*time.Minute, "the image is ready again", func(context.Context) (bool, error) {
-		out, _ := r.Operator("lock", "status")
-		return strings.Contains(out, "1 ready, 0 running, 0 missing"), nil
-	})
-	r.WantVersion(node.KubeletPod{Image: ref, Always: true}, "old")
+	return func() {
+		t.Helper()
+		testkit.EventuallyIn(t, 3*time.Minute, fmt.Sprintf("the image is ready again (from a bundle: %t)", fromBundle), func(context.Context) (bool, error) {
+			out, _ := r.Operator("lock", "status")
+			return strings.Contains(out, "1 ready, 0 running, 0 missing"), nil
+		})
+		r.WantVersion(node.KubeletPod{Image: ref, Always: true}, "old")
+	}
 }
 
 // TestRollbackToRemovedImage goes back, without a registry, to a lock that was pulled and whose image was removed.
