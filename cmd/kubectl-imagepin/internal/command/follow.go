@@ -28,8 +28,11 @@ const (
 // followed are the kinds that refresh --annotated refreshes.
 const followed = "deployments.apps,statefulsets.apps,daemonsets.apps"
 
-// arguments checks the arguments: names, or none with --annotated.
+// arguments checks the flags and the arguments: names, or none with --annotated.
 func (o *refreshOptions) arguments(cmd *cobra.Command, args []string) error {
+	if err := checkNewRevision(cmd, o.newRevision, o.restart); err != nil {
+		return err
+	}
 	switch {
 	case o.annotated && len(args) > 0:
 		return cmdutil.UsageErrorf(cmd, "--annotated cannot be used with names")
@@ -135,7 +138,7 @@ func (f *follower) follow(ctx context.Context, obj object) error {
 	if err := canRestart(obj); err != nil {
 		return f.skip(obj, err.Error())
 	}
-	if err := pullsAlways(&t); err != nil {
+	if err := canResolve(&t, f.newRevision); err != nil {
 		return err
 	}
 	if err := f.digests.resolve(ctx, f.resolver, t.pins); err != nil {

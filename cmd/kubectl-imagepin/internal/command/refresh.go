@@ -7,20 +7,19 @@ import (
 	"slices"
 
 	"github.com/spf13/cobra"
-	corev1 "k8s.io/api/core/v1"
 	utilerrors "k8s.io/apimachinery/pkg/util/errors"
 	"k8s.io/kubectl/pkg/util/templates"
 
 	"github.com/imagepin/imagepin/api/v1alpha1"
 	"github.com/imagepin/imagepin/cmd/kubectl-imagepin/internal/kube"
 	"github.com/imagepin/imagepin/cmd/kubectl-imagepin/internal/registry"
-	"github.com/imagepin/imagepin/cmd/kubectl-imagepin/internal/workload"
 )
 
 // refreshOptions are the flags of the command refresh.
 type refreshOptions struct {
 	*change
 	restart                  bool
+	newRevision              string
 	annotated, allNamespaces bool
 	resolver                 registry.Resolver
 }
@@ -41,7 +40,8 @@ func (e *env) refresh() *cobra.Command {
 			"kubectl rollout restart" does, if the digest of a tag in its pod template has changed, and only then. Ephemeral
 			and injected containers do not count. The new revision resolves its tags again, and "kubectl rollout undo" returns to
 			the digests of the old one. The containers need the pull policy Always: with another one, a new revision can run the
-			image that its node has.
+			image that its node has. IfNotPresent is enough with --new-revision=resolve, if all nodes that run the workload have
+			this setting for its images. This is not checked.
 
 			With --annotated, it refreshes all Deployments, StatefulSets and DaemonSets whose own annotation
 			imagepin.io/follow-tags is "true". With --restart too, it skips workloads that it cannot compare yet, and those that
@@ -55,6 +55,9 @@ func (e *env) refresh() *cobra.Command {
 
 			# Restart a Deployment if one of its tags has moved
 			kubectl imagepin refresh deployment/web --restart
+
+			# Also if its containers have the pull policy IfNotPresent, on nodes with new_revision = "resolve"
+			kubectl imagepin refresh deployment/web --restart --new-revision=resolve
 
 			# Restart the workloads that follow their tags, in all namespaces
 			kubectl imagepin refresh --annotated --restart --all-namespaces
@@ -72,6 +75,7 @@ func (e *env) refresh() *cobra.Command {
 		return o.run(ctx, args)
 	})
 	cmd.Flags().BoolVar(&o.restart, "restart", false, "Move no ImagePins; restart the rollout if a digest has changed.")
+	addNewRevision(cmd, &o.newRevision)
 	cmd.Flags().BoolVar(&o.annotated, "annotated", false, "Refresh all Deployments, StatefulSets and DaemonSets with the annotation "+followTags+": \"true\".")
 	cmd.Flags().BoolVarP(&o.allNamespaces, "all-namespaces", "A", false, "With --annotated, refresh workloads of all namespaces.")
 	addInsecureRegistry(cmd, &o.resolver)
@@ -87,7 +91,7 @@ func (o *refreshOptions) run(ctx context.Context, args []string) error {
 	digests := make(digests)
 	return o.eachTarget(ctx, args, func(pins *kube.Pins, t target) error {
 		if o.restart {
-			if err := restartable(&t); err != nil {
+			if err := restartable(&t, o.newRevision); err != nil {
 				return err
 			}
 		}
@@ -136,7 +140,8 @@ func (d digests) resolve(ctx context.Context, r registry.Resolver, pins []v1alph
 
 // restartable returns an error for a target that refresh --restart cannot compare and restart. It removes the ImagePins of
 // images that the pod template does not name: a restart would not bring back an ephemeral container.
-func restartable(t *target) error {
+// newRevision is as in [canResolve].
+func restartable(t *target, newRevision string) error {
 	if t.revision == nil {
 		return errors.New("--restart needs a Deployment, StatefulSet or DaemonSet, not an ImagePin")
 	}
@@ -146,33 +151,12 @@ func restartable(t *target) error {
 	if t.pins = templatePins(t); len(t.pins) == 0 {
 		return fmt.Errorf("%s has no ImagePins to compare: to restart it in any case, use kubectl rollout restart", t.revision)
 	}
-	return pullsAlways(t)
+	return canResolve(t, newRevision)
 }
 
 // templatePins returns the ImagePins of a target whose images its pod template names.
 func templatePins(t *target) []v1alpha1.ImagePin {
 	return slices.DeleteFunc(t.pins, func(p v1alpha1.ImagePin) bool { return !names(t.revision, p.Spec.Image) })
-}
-
-// pullsAlways returns an error if a container whose image has an ImagePin does not always pull. A pod of the new revision
-// can then use the image that its node has: kubelet does not ask the node to resolve the tag, and the node claims the old
-// digest again.
-func pullsAlways(t *target) error {
-	if t.revision.Template == nil {
-		return nil
-	}
-	for _, c := range workload.Containers(t.revision.Template) {
-		parsed, err := workload.ParseImage(c.Image)
-		if err != nil || c.PullPolicy == corev1.PullAlways {
-			continue
-		}
-		tagged, ok := parsed.Pinnable()
-		if ok && slices.ContainsFunc(t.pins, func(p v1alpha1.ImagePin) bool { return p.Spec.Image == tagged }) {
-			return fmt.Errorf("%s: %s has the pull policy %s, with which a new revision can run the old digest again: use Always, or refresh without --restart",
-				t.revision, c.Name, c.PullPolicy)
-		}
-	}
-	return nil
 }
 
 // restartChanged restarts the rollout of a workload if the digest of a tag has changed. It moves no ImagePins, so that
