@@ -24,7 +24,8 @@ const (
 
 // addNewRevision adds the flag and the completion of its values.
 func addNewRevision(cmd *cobra.Command, value *string) {
-	cmd.Flags().StringVar(value, newRevisionFlag, newRevisionNode, "With --restart, the setting new_revision of the nodes: "+newRevisionNode+" or "+newRevisionResolve+", with which the pull policy IfNotPresent is allowed.")
+	cmd.Flags().StringVar(value, newRevisionFlag, newRevisionNode,
+		`Must be "node" or "resolve": with --restart, the setting new_revision of the nodes. With "resolve", the pull policy IfNotPresent is allowed.`)
 	values := cobra.FixedCompletions([]string{newRevisionNode, newRevisionResolve}, cobra.ShellCompDirectiveNoFileComp)
 	if err := cmd.RegisterFlagCompletionFunc(newRevisionFlag, values); err != nil {
 		panic(err) // the flag is added above

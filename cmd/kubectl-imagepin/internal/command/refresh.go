@@ -40,8 +40,8 @@ func (e *env) refresh() *cobra.Command {
 			"kubectl rollout restart" does, if the digest of a tag in its pod template has changed, and only then. Ephemeral
 			and injected containers do not count. The new revision resolves its tags again, and "kubectl rollout undo" returns to
 			the digests of the old one. The containers need the pull policy Always: with another one, a new revision can run the
-			image that its node has. IfNotPresent is enough with --new-revision=resolve, if all nodes that run the workload have
-			this setting for its images. This is not checked.
+			image that its node has. If all nodes that run the workload have the setting new_revision = "resolve" for its images,
+			use --new-revision=resolve: it also allows IfNotPresent. The settings of nodes are not checked.
 
 			With --annotated, it refreshes all Deployments, StatefulSets and DaemonSets whose own annotation
 			imagepin.io/follow-tags is "true". With --restart too, it skips workloads that it cannot compare yet, and those that
