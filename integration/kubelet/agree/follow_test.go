@@ -13,6 +13,7 @@ import (
 	apps "k8s.io/api/apps/v1"
 	batch "k8s.io/api/batch/v1"
 	core "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/kustomize/api/krusty"
@@ -36,11 +37,51 @@ type follower struct {
 	runs int
 }
 
-// newFollower installs contrib/kubernetes/follow, with a CronJob that is suspended.
-func newFollower(r *rig) *follower {
+// followDir has the manifests of the CronJob.
+const followDir = "../../../contrib/kubernetes/follow"
+
+// ofReadme writes the kustomization that the README of followDir shows, with all its parts, and returns its directory.
+func ofReadme(t *testing.T) string {
+	t.Helper()
+	readme, err := os.ReadFile(filepath.Join(followDir, "README.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var text strings.Builder
+	in, indent := false, ""
+	for line := range strings.Lines(string(readme)) {
+		before, language, fence := strings.Cut(line, "```")
+		switch {
+		case fence:
+			in, indent = language == "yaml\n", before
+		case in:
+			text.WriteString(strings.TrimPrefix(line, indent))
+		}
+	}
+	dir := t.TempDir()
+	here, err := filepath.Abs(followDir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	manifests, err := filepath.Rel(dir, here)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const remote = "https://github.com/imagepin/imagepin//contrib/kubernetes/follow?ref=main"
+	if n := strings.Count(text.String(), remote); n != 1 {
+		t.Fatalf("the kustomization has %s %d times, want once:\n%s", remote, n, text.String())
+	}
+	if err := os.WriteFile(filepath.Join(dir, "kustomization.yaml"), []byte(strings.Replace(text.String(), remote, manifests, 1)), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+// newFollower installs the kustomization of a directory, with a CronJob that is suspended.
+func newFollower(r *rig, dir string) *follower {
 	r.t.Helper()
 	f := &follower{rig: r}
-	objects, err := krusty.MakeKustomizer(krusty.MakeDefaultOptions()).Run(filesys.MakeFsOnDisk(), "../../../contrib/kubernetes/follow")
+	objects, err := krusty.MakeKustomizer(krusty.MakeDefaultOptions()).Run(filesys.MakeFsOnDisk(), dir)
 	if err != nil {
 		r.t.Fatal(err)
 	}
@@ -139,8 +180,14 @@ func (f *follower) pushPlugin() string {
 // run runs a Job of the CronJob, as kubectl create job does, and returns its log. It fails the test unless the Job succeeds.
 func (f *follower) run() string {
 	f.t.Helper()
+	return f.runJob(true)
+}
+
+// runJob runs a Job, and fails the test unless it ends as expected.
+func (f *follower) runJob(succeeds bool) string {
+	f.t.Helper()
 	f.runs++
-	name := fmt.Sprintf("follow-%d", f.runs)
+	name := fmt.Sprintf("follow-%s-%d", f.pool.Name, f.runs)
 	f.install(followPath("jobs"), name, &batch.Job{ObjectMeta: meta.ObjectMeta{Name: name}, Spec: f.cron.Spec.JobTemplate.Spec})
 	job := await[batch.Job](f.t, followPath("jobs"), "", "the Job "+name+" has ended", func(jobs []batch.Job) bool {
 		return slices.ContainsFunc(jobs, func(j batch.Job) bool { return j.Name == name && j.Status.Succeeded+j.Status.Failed > 0 })
@@ -160,8 +207,8 @@ func (f *follower) run() string {
 		}
 	}
 	for _, j := range job {
-		if j.Name == name && j.Status.Succeeded != 1 {
-			f.t.Fatalf("the Job failed:\n%s", log)
+		if j.Name == name && (j.Status.Succeeded == 1) != succeeds {
+			f.t.Fatalf("the Job has succeeded: %v, want %v:\n%s", !succeeds, succeeds, log)
 		}
 	}
 	return log
@@ -179,10 +226,16 @@ func (f *follower) wantLookups(when string, n int) {
 	f.reg.Reset()
 }
 
-// TestFollow runs the CronJob of contrib/kubernetes/follow. It restarts the Deployment that follows its tags when the tag has moved,
-// and only then, and leaves another one alone.
+// TestFollow runs the CronJob of contrib/kubernetes/follow, with the pull policies that nodes need by their new_revision. The tests run
+// one after the other, because the CronJob restarts workloads of all namespaces.
 func TestFollow(t *testing.T) {
 	t.Parallel()
+	t.Run("IfNotPresent", followIfNotPresent)
+	t.Run("Always", followAlways)
+}
+
+// followAlways restarts the Deployment that follows its tags when the tag has moved, and only then, and leaves another one alone.
+func followAlways(t *testing.T) {
 	r := newRig(t, three)
 	first := r.push("1")
 	for _, name := range []string{"web", "other"} {
@@ -195,15 +248,8 @@ func TestFollow(t *testing.T) {
 	pod := func(name string) core.Pod { return r.running(name, 1, rollout, "1")[0] }
 	web, other := pod("web"), pod("other")
 	r.wantDigest([]core.Pod{web, other}, first)
-	f := newFollower(r)
-	// The namespace is deleted later, and the registry is away by then: a run of another test must not look the tag up.
-	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
-		defer cancel()
-		if err := kube.Do(ctx, "DELETE", r.apps("deployments", "web"), nil, nil); err != nil {
-			t.Error(err)
-		}
-	})
+	f := newFollower(r, followDir)
+	r.deleteFollowing("web")
 
 	unchanged := func(when string, web core.Pod) {
 		t.Helper()
@@ -244,6 +290,79 @@ func TestFollow(t *testing.T) {
 	web = r.followed("web", web, third)
 	unchanged("on its schedule", web)
 	r.agreed([]core.Pod{web}, "")
+}
+
+// followIfNotPresent runs a Deployment with IfNotPresent on a node with new_revision = "resolve". It is refused without the flag that
+// states it, and restarted with the flag, as README.md sets it. One with Never is always refused.
+func followIfNotPresent(t *testing.T) {
+	r := newRig(t, newPool(t, "follow", poolOptions{cluster: resolveAll, Options: pool.Options{Nodes: 1}}))
+	first := r.push("1")
+	pods := map[string]core.Pod{}
+	for _, w := range []struct {
+		name   string
+		policy core.PullPolicy
+	}{{"web", core.PullIfNotPresent}, {"never", core.PullNever}} {
+		d := r.deployment(w.name, 1)
+		d.Annotations = map[string]string{"imagepin.io/follow-tags": "true"}
+		d.Spec.Template.Spec.Containers[0].ImagePullPolicy = w.policy
+		r.do("POST", r.apps("deployments"), d, nil)
+		pods[w.name] = r.running(w.name, 1, rollout, "1")[0]
+		r.wantDigest([]core.Pod{pods[w.name]}, first)
+	}
+	f := newFollower(r, ofReadme(t))
+	r.deleteFollowing("web", "never")
+
+	second := r.push("2")
+	r.reg.Reset()
+	const never = "c has the pull policy Never, with which nodes pull nothing"
+	c := &f.cron.Spec.JobTemplate.Spec.Template.Spec.Containers[0]
+	with := c.Args
+	c.Args = slices.DeleteFunc(slices.Clone(with), func(arg string) bool { return arg == "--new-revision=resolve" })
+	if len(c.Args) != len(with)-1 {
+		t.Fatalf("the kustomization of README.md has the arguments %q", with)
+	}
+	log := f.runJob(false)
+	for _, want := range []string{"c has the pull policy IfNotPresent", "--new-revision=resolve", never} {
+		if !strings.Contains(log, want) {
+			t.Errorf("without the flag: the log does not have %q:\n%s", want, log)
+		}
+	}
+	if strings.Contains(log, "restarted") {
+		t.Errorf("without the flag: got\n%s", log)
+	}
+	f.wantLookups("without the flag", 0)
+
+	c.Args = with
+	log = f.runJob(false)
+	if !strings.Contains(log, "deployment.apps/web restarted") || !strings.Contains(log, never) || strings.Contains(log, "deployment.apps/never") {
+		t.Errorf("with the flag: got\n%s", log)
+	}
+	web := r.followed("web", pods["web"], second)
+	r.agreed([]core.Pod{web}, "")
+	f.wantLookups("one by the Job, one by the node", 2)
+	if now := r.running("never", 1, rollout, "1")[0]; now.UID != pods["never"].UID {
+		t.Errorf("the Deployment with Never has another pod, %s", now.Name)
+	}
+
+	r.do("DELETE", r.apps("deployments", "never"), nil, nil)
+	if log := f.run(); !strings.Contains(log, "deployment.apps/web not restarted, no digest has changed") {
+		t.Errorf("the tag has not moved: got\n%s", log)
+	}
+	f.wantLookups("the tag has not moved", 1)
+}
+
+// deleteFollowing deletes Deployments at the end of the test, if it has not. The namespace is deleted later, and the registry is away
+// by then: a run of another test must not look the tags up.
+func (r *rig) deleteFollowing(names ...string) {
+	r.t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+		defer cancel()
+		for _, name := range names {
+			if err := kube.Do(ctx, "DELETE", r.apps("deployments", name), nil, nil); err != nil && !apierrors.IsNotFound(err) {
+				r.t.Error(err)
+			}
+		}
+	})
 }
 
 // followed waits until a Deployment has one pod, which is not an old one, and checks its digest.

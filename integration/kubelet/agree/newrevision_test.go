@@ -95,17 +95,20 @@ func (o *overwritten) wantResolved(what string, tags ...string) {
 	o.reg.Reset()
 }
 
+// resolveAll is a rule with which new revisions resolve their tags.
+const resolveAll = `
+[[plugins."io.containerd.imagepin.v1.images".rules]]
+match = ["**"]
+new_revision = "resolve"
+`
+
 // TestNewRevisions rolls out a Deployment with IfNotPresent again and again on three nodes, and overwrites its tags before each rollout.
 // Each revision runs the build that the tags had when its first pod started: without the registry, after restarts of all nodes, and
 // whether kubelet verifies pull secrets itself or not. IMAGEPIN_ROLLOUTS is the number of rollouts.
 func TestNewRevisions(t *testing.T) {
 	t.Parallel()
 	p := newPool(t, "newrevision", poolOptions{
-		cluster: `
-[[plugins."io.containerd.imagepin.v1.images".rules]]
-match = ["**"]
-new_revision = "resolve"
-`,
+		cluster: resolveAll,
 		Options: pool.Options{
 			Nodes: 3,
 			Edit: func(i int, o *node.Options) {

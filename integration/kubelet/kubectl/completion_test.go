@@ -26,6 +26,7 @@ func TestCompletion(t *testing.T) {
 		{"get " + pin[:5], []string{pin}},
 		{"rm " + pin[:5], []string{pin}},
 		{"refresh dep", []string{"deployment/"}},
+		{"refresh --new-revision=", []string{"node", "resolve"}},
 		{"set dae", []string{"daemonset/"}},
 		{"set things/", nil},
 		{"seed images.lock dep", []string{"deployment/"}},

@@ -152,11 +152,13 @@ func TestFollowSeveral(t *testing.T) {
 	third := api.namespace(t)
 	daemonSet(t, third, "agent", image)
 	api.claim(t, run(t, third, 2, digestA)[0], image, digestA)
-	fourth, replicas := api.namespace(t), int32(1)
-	d := &apps.Deployment{ObjectMeta: metav1.ObjectMeta{Name: "web"}, Spec: apps.DeploymentSpec{Replicas: &replicas, Selector: selector, Template: template(image)}}
-	d.Spec.Template.Spec.Containers[0].ImagePullPolicy = core.PullIfNotPresent
-	api.must(t, "POST", appsPath(fourth, "deployments", ""), d, nil)
-	api.claim(t, run(t, fourth, 1, digestA)[0], image, digestA)
+	fourth, never, replicas := api.namespace(t), api.namespace(t), int32(1)
+	for ns, policy := range map[string]core.PullPolicy{fourth: core.PullIfNotPresent, never: core.PullNever} {
+		d := &apps.Deployment{ObjectMeta: metav1.ObjectMeta{Name: "web"}, Spec: apps.DeploymentSpec{Replicas: &replicas, Selector: selector, Template: template(image)}}
+		d.Spec.Template.Spec.Containers[0].ImagePullPolicy = policy
+		api.must(t, "POST", appsPath(ns, "deployments", ""), d, nil)
+		api.claim(t, run(t, ns, 1, digestA)[0], image, digestA)
+	}
 	fifth := api.namespace(t)
 	deployment(t, fifth, "web", image, 1)
 	api.claim(t, run(t, fifth, 1, digestA)[0], image, digestA)
@@ -164,7 +166,7 @@ func TestFollowSeveral(t *testing.T) {
 	sixth := api.namespace(t) // without the annotation
 	deployment(t, sixth, "web", image, 1)
 	api.claim(t, run(t, sixth, 1, digestA)[0], image, digestA)
-	for _, w := range [][3]string{{ns, "deployments", "idle"}, {other, "statefulsets", "db"}, {third, "daemonsets", "agent"}, {fourth, "deployments", "web"}, {fifth, "deployments", "web"}} {
+	for _, w := range [][3]string{{ns, "deployments", "idle"}, {other, "statefulsets", "db"}, {third, "daemonsets", "agent"}, {fourth, "deployments", "web"}, {never, "deployments", "web"}, {fifth, "deployments", "web"}} {
 		annotate(t, w[0], w[1], w[2])
 	}
 	awaitRevision(t, other, "db")
@@ -181,7 +183,8 @@ func TestFollowSeveral(t *testing.T) {
 	r := kubectl.awaitAllowed(t, ns, append(follow, "--all-namespaces", "--as=system:serviceaccount:kube-system:imagepin-follow")...)
 	for _, want := range []string{
 		ns + "/deployment/idle: skipped, ReplicaSet/idle-", "has no ImagePins yet", fifth + "/deployment/web: skipped, ", "paused",
-		fourth + "/deployment/web: ReplicaSet/", "web has the pull policy IfNotPresent",
+		fourth + "/deployment/web: ReplicaSet/", "web has the pull policy IfNotPresent", "--new-revision=resolve",
+		never + "/deployment/web: ReplicaSet/", "web has the pull policy Never, with which nodes pull nothing",
 	} {
 		if !strings.Contains(r.err, want) {
 			t.Errorf("messages %q do not have %q", r.err, want)
@@ -192,15 +195,22 @@ func TestFollowSeveral(t *testing.T) {
 			t.Errorf("output %q does not have %q", r.out, want)
 		}
 	}
-	if r.code != 1 || restarted(t, sixth) != "" || restarted(t, fifth) != "" || restarted(t, fourth) != "" {
+	if r.code != 1 || restarted(t, sixth) != "" || restarted(t, fifth) != "" || restarted(t, fourth) != "" || restarted(t, never) != "" {
 		t.Errorf("exit code %d, want 1, and no restart of others", r.code)
+	}
+
+	// Nodes with new_revision = "resolve" resolve the tag for IfNotPresent, but not for Never.
+	resolve := append(follow, "--new-revision=resolve")
+	kubectl.in(t, never, resolve...).wantError(t, "web has the pull policy Never, with which nodes pull nothing")
+	if out := kubectl.must(t, fourth, resolve...); out != "deployment.apps/web restarted\n" || restarted(t, fourth) == "" || restarted(t, never) != "" {
+		t.Errorf("with --new-revision=resolve: got %q, want that only the Deployment with IfNotPresent is restarted", out)
 	}
 	kubectl.in(t, ns, "refresh", "--annotated", "deployment/idle").wantError(t, "--annotated cannot be used with names")
 	kubectl.in(t, ns, "refresh", "-A", "deployment/idle").wantError(t, "--all-namespaces needs --annotated")
 	kubectl.in(t, ns, "refresh").wantError(t, "NAME or KIND/NAME is required")
 
 	// Without --restart, it moves the ImagePins.
-	if out := kubectl.must(t, fourth, "refresh", "--annotated", "--insecure-registry"); !strings.Contains(out, fmt.Sprintf("moved from %s to ", short(digestA))) {
+	if out := kubectl.must(t, never, "refresh", "--annotated", "--insecure-registry"); !strings.Contains(out, fmt.Sprintf("moved from %s to ", short(digestA))) {
 		t.Errorf("got %q", out)
 	}
 }

@@ -104,7 +104,10 @@ func TestRestartErrors(t *testing.T) {
 	d.Spec.Template.Spec.Containers[0].ImagePullPolicy = core.PullIfNotPresent
 	api.must(t, "POST", appsPath(other, "deployments", ""), d, nil)
 	api.claim(t, run(t, other, 1, digestA)[0], image, digestA)
-	kubectl.in(t, other, "refresh", "deployment/web", "--restart").wantError(t, "web has the pull policy IfNotPresent")
+	kubectl.in(t, other, "refresh", "deployment/web", "--restart").wantError(t, "web has the pull policy IfNotPresent", "--new-revision=resolve")
+	kubectl.in(t, other, "refresh", "deployment/web", "--restart", "--new-revision=resolve", "--insecure-registry").wantError(t, "cannot resolve "+image)
+	kubectl.in(t, other, "refresh", "deployment/web", "--restart", "--new-revision=registry").wantError(t, `--new-revision must be "node" or "resolve", not "registry"`)
+	kubectl.in(t, other, "refresh", "deployment/web", "--new-revision=resolve").wantError(t, "--new-revision needs --restart")
 	kubectl.in(t, ns, "refresh", pin.Name, "--restart").wantError(t, "--restart needs a Deployment, StatefulSet or DaemonSet")
 	kubectl.in(t, ns, "refresh", "rs/"+ownerOf(pod).Name, "--restart").wantError(t, `replicasets.apps "`+ownerOf(pod).Name+`" cannot be restarted`)
 	api.must(t, "PATCH", appsPath(ns, "deployments", "web"), map[string]any{"spec": map[string]any{"paused": true}}, nil)
