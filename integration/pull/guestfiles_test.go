@@ -153,6 +153,22 @@ func TestGuestPullIsTakenBack(t *testing.T) {
 	}
 }
 
+// TestGuestPullUninstall uninstalls imagepin from a node with images for guests, and starts it again without guest_pull. The images are
+// unpacked before they run.
+func TestGuestPullUninstall(t *testing.T) {
+	t.Parallel()
+	r := testkit.NewRig(t, testkit.WithSecond("native", node.Options{Extra: testkit.GuestHandler}))
+	opts := images.Options{}
+	tag, _ := r.Push("app:v1", opts, images.HostPlatform())
+	r.MustPull(tag, testkit.Second)
+	r.WantOperator(0, []string{"uninstall", "--yes"})
+	wantGuestSnapshots(r, "native", 2)
+	r.KillAndRestart(func(o *node.Options) { o.Extra = "" })
+	r.MustPull(tag, testkit.Second)
+	r.WantRun(testkit.Second, tag, opts.Line(0))
+	wantGuestSnapshots(r, "native", 0)
+}
+
 // wantGuestSnapshots checks that a snapshotter has n committed snapshots without files, which have the label, and that no other one has it.
 func wantGuestSnapshots(r *testkit.Rig, snapshotter string, n int) {
 	r.T.Helper()

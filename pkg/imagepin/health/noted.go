@@ -136,11 +136,12 @@ func setLabels(ctx context.Context, snapshotter snapshots.Snapshotter, name stri
 	return err
 }
 
-// RemoveLabels removes the labels of imagepin from all snapshots, and returns how many had one. With dry it only counts them.
+// RemoveLabels removes the label of damage from all snapshots, and returns how many had it. With dry it only counts them. It keeps
+// [guestpull.Label]: nothing else says that a snapshot has no files.
 func RemoveLabels(ctx context.Context, snapshotter snapshots.Snapshotter, dry bool) (n int, _ error) {
 	var names []string
 	err := snapshotter.Walk(ctx, func(_ context.Context, info snapshots.Info) error {
-		if hasLabel(info) {
+		if info.Labels[damageLabel] != "" {
 			names = append(names, info.Name)
 		}
 		return nil
@@ -152,7 +153,7 @@ func RemoveLabels(ctx context.Context, snapshotter snapshots.Snapshotter, dry bo
 		if dry {
 			break
 		}
-		if err := removeLabels(ctx, snapshotter, name); err != nil {
+		if err := setLabels(ctx, snapshotter, name, map[string]string{damageLabel: ""}); err != nil {
 			return n, fmt.Errorf("remove the label of snapshot %s: %w", name, err)
 		}
 	}
