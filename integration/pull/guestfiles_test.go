@@ -80,6 +80,10 @@ func TestGuestPullUsers(t *testing.T) {
 		{user: "app", opts: node.ContainerOptions{RunAsUsername: "root"}, want: 0},
 		{user: "1000", want: 1000},
 		{user: "app", opts: node.ContainerOptions{RunAsUser: &number}, want: 1000},
+		{user: "app", opts: node.ContainerOptions{RunAsUsername: "1000"}, want: 1000},
+		{user: "1000:root", want: 1000},
+		{user: "1000:app", want: -1},
+		{user: "1000", opts: node.ContainerOptions{RunAsUser: &number, RunAsUsername: "app"}, want: -1},
 		{user: "app", want: -1},
 		{user: "", opts: node.ContainerOptions{RunAsUsername: "app"}, want: -1},
 	} {
@@ -87,7 +91,7 @@ func TestGuestPullUsers(t *testing.T) {
 		c.opts.Image, c.opts.UserImage = r.MustPull(tag, testkit.Second), tag
 		if c.want < 0 {
 			_, err := r.CreateContainer(r.Ctx, pod, c.opts)
-			testkit.WantCode(t, err, codes.FailedPrecondition, "ImageNotReady", `user "app"`, "handler second", "runAsUser")
+			testkit.WantCode(t, err, codes.FailedPrecondition, "ImageNotReady", `"app" in the image`, "handler second", "runAsUser")
 			continue
 		}
 		wantGuestRuns(r, pod, dir, c.opts, c.want)

@@ -3,6 +3,8 @@ package cri
 import (
 	"context"
 	"fmt"
+	"strconv"
+	"strings"
 
 	"github.com/containerd/errdefs"
 	runtime "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -12,13 +14,12 @@ import (
 )
 
 // checkGuestFiles fails with [imagepin.ImageNotReady] (ErrFailedPrecondition) if a container needs files of an image on the node, but
-// guests pull them: those of an image volume, and the names of users. It sets the user of a container that runs as root by name.
+// guests pull them: those of an image volume, and the names of users. It sets the numbers of the user and the group root.
 func (s *containers) checkGuestFiles(ctx context.Context, c *runtime.ContainerConfig, w containerImage, e imagepin.Entry, handler string) error {
 	if e.ChainID == "" || !s.Settings().GuestPull[handler] {
 		return nil
 	}
-	info, err := s.Snapshotter(e.Target.Snapshotter).Stat(s.namespaced(ctx), e.ChainID.String())
-	if err != nil || !guestpull.IsEmpty(info) {
+	if empty, err := s.isEmpty(ctx, e); err != nil || !empty {
 		return err
 	}
 	missing := &imagepin.Error{Reason: imagepin.ImageNotReady, Ref: e.Ref, Target: e.Target.String(), Class: errdefs.ErrFailedPrecondition}
@@ -27,40 +28,76 @@ func (s *containers) checkGuestFiles(ctx context.Context, c *runtime.ContainerCo
 		missing.Hint = "Run the pod with a handler without guest_pull, or put the files into the image of the container."
 		return missing
 	}
-	switch user := userName(c, e); user {
-	case "":
+	kind, name := runAsNumbers(c, e)
+	if name == "" {
 		return nil
-	case "root":
-		runAsRoot(c)
-		return nil
-	default:
-		missing.Message = fmt.Sprintf("the node cannot look up user %q in the image, because the guests of runtime handler %s pull images themselves",
-			imagepin.Bound(user, maxLoggedUser), handler)
-		missing.Hint = "Set the number of the user in the pod (runAsUser), or in the image."
-		return missing
 	}
+	missing.Message = fmt.Sprintf("the node cannot look up %s %q in the image, because the guests of runtime handler %s pull images themselves",
+		kind, imagepin.Bound(name, maxLoggedUser), handler)
+	missing.Hint = "Set the number of the user in the pod (runAsUser), or in the image."
+	return missing
 }
 
-// userName returns the name of the user that a container runs as. It returns "" for a number.
-func userName(c *runtime.ContainerConfig, e imagepin.Entry) string {
+// isEmpty reports whether a snapshot of an image, or one below it, has no files on the node.
+func (s *containers) isEmpty(ctx context.Context, e imagepin.Entry) (bool, error) {
+	for name := e.ChainID.String(); name != ""; {
+		info, err := s.Snapshotter(e.Target.Snapshotter).Stat(s.namespaced(ctx), name)
+		if err != nil || guestpull.IsEmpty(info) {
+			return err == nil, err
+		}
+		name = info.Parent
+	}
+	return false, nil
+}
+
+// runAsNumbers replaces the names of the user and the group that upstream would look up in the image by numbers. It returns the kind and the
+// name of one that it does not know: it knows only root. Upstream prefers RunAsUsername to RunAsUser (GenerateUserString in
+// internal/cri/util/util.go).
+func runAsNumbers(c *runtime.ContainerConfig, e imagepin.Entry) (kind, unknown string) {
 	security := c.GetLinux().GetSecurityContext()
-	switch {
-	case security.GetRunAsUser() != nil:
-		return ""
-	case security.GetRunAsUsername() != "":
-		return security.GetRunAsUsername()
+	given := security.GetRunAsUsername()
+	if given == "" {
+		if security.GetRunAsUser() != nil || security.GetRunAsGroup() != nil {
+			return "", ""
+		}
+		given = e.User
 	}
-	_, name := runAs(e.User)
-	return name
+	user, group, _ := strings.Cut(given, ":")
+	uid, ok := numberOf(user)
+	if !ok {
+		return "user", user
+	}
+	gid, ok := numberOf(group)
+	if !ok {
+		return "group", group
+	}
+	if user != "root" && group != "root" {
+		return "", ""
+	}
+	if security.GetRunAsGroup() != nil || group == "" {
+		gid = security.GetRunAsGroup()
+	}
+	setUser(c, uid, gid)
+	return "", ""
 }
 
-// runAsRoot sets the number of the user root.
-func runAsRoot(c *runtime.ContainerConfig) {
+// numberOf returns the number of a user or a group. ok is false for a name other than root.
+func numberOf(name string) (_ *runtime.Int64Value, ok bool) {
+	if name == "" || name == "root" {
+		return &runtime.Int64Value{}, true
+	}
+	n, err := strconv.ParseUint(name, 10, 32)
+	return &runtime.Int64Value{Value: int64(n)}, err == nil
+}
+
+// setUser sets the numbers of the user and the group.
+func setUser(c *runtime.ContainerConfig, uid, gid *runtime.Int64Value) {
 	if c.Linux == nil {
 		c.Linux = &runtime.LinuxContainerConfig{}
 	}
 	if c.Linux.SecurityContext == nil {
 		c.Linux.SecurityContext = &runtime.LinuxContainerSecurityContext{}
 	}
-	c.Linux.SecurityContext.RunAsUser, c.Linux.SecurityContext.RunAsUsername = &runtime.Int64Value{}, ""
+	security := c.Linux.SecurityContext
+	security.RunAsUser, security.RunAsUsername, security.RunAsGroup = uid, "", gid
 }
