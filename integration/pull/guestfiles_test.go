@@ -117,12 +117,7 @@ func TestGuestPullIsTakenBack(t *testing.T) {
 			if test == "by a pull" {
 				r.Reg.Down() // so that the repair in the background fails
 			}
-			second := r.Options().Handlers
-			r.KillAndRestart(func(o *node.Options) { o.Handlers, o.Extra = nil, "" })
-			r.Eventually("no problems: no handler needs the files", func() bool { _, code := r.Operator("status"); return code == 0 })
-			r.KillAndRestart(func(o *node.Options) {
-				o.Handlers, o.Extra = second, strings.Replace(testkit.GuestHandler, "true", "false", 1)
-			})
+			r.KillAndRestart(func(o *node.Options) { o.Extra = strings.Replace(o.Extra, "true", "false", 1) })
 			if test == "by a pull" {
 				if img := r.MustStatus(tag, testkit.Second); img != nil {
 					t.Errorf("ImageStatus for a handler without guests: got %v", img)
@@ -171,6 +166,66 @@ func TestGuestPullUninstall(t *testing.T) {
 	r.MustPull(tag, testkit.Second)
 	r.WantRun(testkit.Second, tag, opts.Line(0))
 	wantGuestSnapshots(r, "native", 0)
+}
+
+// TestGuestPullHandlerIsRemoved removes the handler with guest_pull, and adds it again, with guest_pull and then without. Nothing runs from
+// its snapshotter meanwhile, so the images for its guests are as they should be.
+func TestGuestPullHandlerIsRemoved(t *testing.T) {
+	t.Parallel()
+	r := testkit.NewRig(t, testkit.WithSecond("native", node.Options{Extra: testkit.GuestHandler}))
+	opts := images.Options{}
+	tag, _ := r.Push("app:v1", opts, images.HostPlatform())
+	r.MustPull(tag, testkit.Second)
+	removed := func(o *node.Options) { o.Handlers, o.Extra = nil, "" }
+	added := func(extra string) func(*node.Options) {
+		return func(o *node.Options) { o.Handlers, o.Extra = testkit.OnNative, extra }
+	}
+	for _, change := range []func(*node.Options){removed, added(testkit.GuestHandler)} {
+		r.Reg.Reset()
+		r.KillAndRestart(change)
+		if found := append(r.DeepCheck(false), r.Unverified()...); len(found) > 0 {
+			t.Errorf("a deep check finds %v", found)
+		}
+		r.WantOperator(0, []string{"status"})
+		wantGuestSnapshots(r, "native", 2)
+		r.WantNoRequests("a restart")
+	}
+	if r.MustStatus(tag, testkit.Second) == nil {
+		t.Error("the image is not ready for the handler that was added again")
+	}
+	r.KillAndRestart(removed)
+	r.KillAndRestart(added(""))
+	r.MustPull(tag, testkit.Second)
+	r.WantRun(testkit.Second, tag, opts.Line(0))
+	wantGuestSnapshots(r, "native", 0)
+}
+
+// TestGuestPullSandboxImage pulls an image for guests that is the sandbox image, or becomes it, or has its layers. The sandboxes have files.
+func TestGuestPullSandboxImage(t *testing.T) {
+	t.Parallel()
+	for _, changed := range []bool{false, true} {
+		t.Run(map[bool]string{false: "same layers", true: "changed"}[changed], func(t *testing.T) {
+			t.Parallel()
+			r := testkit.NewRig(t, testkit.WithSecond("native", node.Options{Extra: testkit.GuestHandler}))
+			index, err := images.PauseIndex(r.Ctx)
+			if err != nil {
+				t.Fatal(err)
+			}
+			mirror, _ := r.Pushed("mirror/pause:v1", testkit.Push(t, r.Reg, "mirror/pause:v1", index))
+			r.MustPull(mirror, testkit.Second)
+			wantGuestSnapshots(r, "native", 1)
+			if changed {
+				r.KillAndRestart(func(o *node.Options) { o.SandboxImage = mirror })
+			}
+			r.MustPod(testkit.Second)
+			r.Eventually("the image that guests pull is ready", func() bool { return r.MustStatus(mirror, testkit.Second) != nil })
+			wantGuestSnapshots(r, "native", 0)
+			if found := append(r.DeepCheck(false), r.Unverified()...); len(found) > 0 {
+				t.Errorf("a deep check finds %v", found)
+			}
+			r.WantOperator(0, []string{"status"})
+		})
+	}
 }
 
 // wantGuestSnapshots checks that a snapshotter has n committed snapshots without files, which have the label, and that no other one has it.

@@ -6,6 +6,7 @@ package guestpull
 
 import (
 	"context"
+	"sync"
 	"time"
 
 	"github.com/containerd/containerd/v2/core/mount"
@@ -23,7 +24,8 @@ const Label = imagepin.LabelPrefix + "guest-pull"
 // IsEmpty reports whether the files of a snapshot are in guests only.
 func IsEmpty(i snapshots.Info) bool { return i.Labels[Label] != "" }
 
-// WithFiles returns a context with which layers are unpacked in all snapshotters.
+// WithFiles returns a context with which layers are unpacked in all snapshotters. From then on, they are also unpacked without it: another
+// image may have them too, and its repair must not commit them without files again.
 func WithFiles(ctx context.Context) context.Context { return context.WithValue(ctx, withFiles{}, true) }
 
 type withFiles struct{}
@@ -31,9 +33,29 @@ type withFiles struct{}
 // Snapshotter returns a snapshotter for images of guests that pull themselves. If a layer is to be unpacked in it, it commits a snapshot
 // without the layer's files, with the [Label], and answers ErrAlreadyExists. So does a remote snapshotter that has the layer; see
 // containerd's docs/remote-snapshotter.md.
-func Snapshotter(sn snapshots.Snapshotter) snapshots.Snapshotter { return empty{sn} }
+func Snapshotter(sn snapshots.Snapshotter) snapshots.Snapshotter {
+	return empty{sn, new(sync.Map)}
+}
 
-type empty struct{ snapshots.Snapshotter }
+type empty struct {
+	snapshots.Snapshotter
+	withFiles *sync.Map // the names of snapshots that were asked for with [WithFiles]
+}
+
+// getsFiles reports whether a layer is unpacked.
+func (e empty) getsFiles(ctx context.Context, name string) bool {
+	if ctx.Value(withFiles{}) != nil {
+		e.withFiles.Store(name, true)
+	}
+	_, ok := e.withFiles.Load(name)
+	return ok
+}
+
+// Stat implements snapshots.Snapshotter. The unpacker calls it before Prepare.
+func (e empty) Stat(ctx context.Context, name string) (snapshots.Info, error) {
+	e.getsFiles(ctx, name)
+	return e.Snapshotter.Stat(ctx, name)
+}
 
 // Prepare implements snapshots.Snapshotter.
 func (e empty) Prepare(ctx context.Context, key, parent string, opts ...snapshots.Opt) ([]mount.Mount, error) {
@@ -44,7 +66,7 @@ func (e empty) Prepare(ctx context.Context, key, parent string, opts ...snapshot
 		}
 	}
 	name := asked.Labels[snapshots.LabelSnapshotRef]
-	if name == "" || ctx.Value(withFiles{}) != nil {
+	if name == "" || e.getsFiles(ctx, name) {
 		return e.Snapshotter.Prepare(ctx, key, parent, opts...)
 	}
 	opts = append(opts[:len(opts):len(opts)], snapshots.WithLabels(map[string]string{Label: "true"}))

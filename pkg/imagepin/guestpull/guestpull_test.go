@@ -3,6 +3,7 @@ package guestpull_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"testing"
 
 	"github.com/containerd/containerd/v2/core/mount"
@@ -56,6 +57,17 @@ func TestSnapshotter(t *testing.T) {
 	}
 	if info, err := sn.Stat(ctx, "extract-3"); err != nil || info.Kind != snapshots.KindActive || guestpull.IsEmpty(info) {
 		t.Errorf("a layer with files: got %+v, %v", info, err)
+	}
+
+	for i, name := range []string{"files", "sandbox"} { // another image has the layer
+		if name == "sandbox" {
+			if _, err := sn.Stat(guestpull.WithFiles(ctx), name); !errdefs.IsNotFound(err) {
+				t.Errorf("a snapshot that does not exist: got %v", err)
+			}
+		}
+		if mounts, err := sn.Prepare(ctx, fmt.Sprintf("extract-again-%d", i), "", of(name)); !prepared(mounts, err) {
+			t.Errorf("layer %s that another image needs with files: got %v, %v", name, mounts, err)
+		}
 	}
 
 	// Another pull has committed the snapshot, or the disk is full: nothing stays.

@@ -9,7 +9,7 @@ import (
 	"github.com/imagepin/imagepin/pkg/runtimeplatform"
 )
 
-// Config configures a Checker. All fields are required, except ForGuests.
+// Config configures a Checker. All fields are required, except ForGuests and NeedsFiles.
 type Config struct {
 	Images      *store.Store
 	Content     content.Store
@@ -19,12 +19,15 @@ type Config struct {
 	Runtimes func() *runtimeplatform.Set
 	// ForGuests reports whether images in a snapshotter need no files, see package guestpull. It may be nil.
 	ForGuests func(snapshotter string) bool
+	// NeedsFiles reports whether an image needs files also in such a snapshotter, by its reference. It may be nil.
+	NeedsFiles func(ref string) bool
 }
 
 // Checker compares the recorded with the actual state.
 type Checker struct {
 	config   Config
 	damage   noted
+	guests   guests
 	suspects suspects
 }
 
@@ -32,6 +35,9 @@ type Checker struct {
 func New(c Config) *Checker {
 	if c.ForGuests == nil {
 		c.ForGuests = func(string) bool { return false }
+	}
+	if c.NeedsFiles == nil {
+		c.NeedsFiles = func(string) bool { return false }
 	}
 	return &Checker{config: c}
 }

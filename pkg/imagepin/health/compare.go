@@ -17,7 +17,6 @@ import (
 
 	"github.com/imagepin/imagepin/internal/upstream"
 	"github.com/imagepin/imagepin/pkg/imagepin"
-	"github.com/imagepin/imagepin/pkg/imagepin/guestpull"
 	"github.com/imagepin/imagepin/pkg/imagepin/internal/blobs"
 	"github.com/imagepin/imagepin/pkg/imagepin/internal/lease"
 	"github.com/imagepin/imagepin/pkg/imagepin/layerfiles"
@@ -89,6 +88,11 @@ func (c *Checker) differs(ctx context.Context, e imagepin.Entry, deep bool) (why
 
 // KnownDamage is [Checker.SnapshotDamage] that reads no files.
 func (c *Checker) KnownDamage(ctx context.Context, e imagepin.Entry) (why string, _ error) {
+	if c.needsFiles(e) {
+		if empty, err := c.isEmpty(ctx, e); err != nil || empty {
+			return onlyInGuests, err
+		}
+	}
 	return c.damage.below(ctx, c.config.Snapshotter(e.Target.Snapshotter), store.SnapshotOf(e))
 }
 
@@ -128,7 +132,7 @@ func (c *comparing) entryOnce(ctx context.Context, e imagepin.Entry) (Comparison
 	if why, err := c.checker.KnownDamage(ctx, e); err != nil || why != "" {
 		return Comparison{layerfiles.Damaged, why}, err
 	}
-	if empty, err := c.checker.isEmpty(ctx, store.SnapshotOf(e)); err != nil || empty {
+	if empty, err := c.checker.isEmpty(ctx, e); err != nil || empty {
 		return Comparison{State: layerfiles.Intact}, err // there are no files
 	}
 	if layerfiles.InUserNamespace() {
@@ -149,18 +153,6 @@ func (c *comparing) entryOnce(ctx context.Context, e imagepin.Entry) (Comparison
 		}
 	}
 	return one.result(), nil
-}
-
-// isEmpty reports whether the files of a snapshot are in guests only, as its snapshotter has them.
-func (c *Checker) isEmpty(ctx context.Context, sn store.Snapshot) (bool, error) {
-	if !c.config.ForGuests(sn.Snapshotter) {
-		return false, nil
-	}
-	info, err := c.config.Snapshotter(sn.Snapshotter).Stat(ctx, sn.ChainID.String())
-	if err != nil {
-		return false, fmt.Errorf("look at snapshot %s in %s: %w", sn.ChainID, sn.Snapshotter, err)
-	}
-	return guestpull.IsEmpty(info), nil
 }
 
 // chain is the comparison of the snapshots of one image.

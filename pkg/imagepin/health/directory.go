@@ -20,6 +20,7 @@ import (
 	"github.com/imagepin/imagepin/internal/upstream"
 	"github.com/imagepin/imagepin/pkg/imagepin"
 	"github.com/imagepin/imagepin/pkg/imagepin/durable"
+	"github.com/imagepin/imagepin/pkg/imagepin/guestpull"
 	"github.com/imagepin/imagepin/pkg/imagepin/internal/blobs"
 	"github.com/imagepin/imagepin/pkg/imagepin/internal/errno"
 	"github.com/imagepin/imagepin/pkg/imagepin/internal/family"
@@ -174,8 +175,12 @@ func (c *Checker) LowestUnusable(ctx context.Context, e imagepin.Entry) (lowest 
 // lowestUnusable returns the chain ID of the lowest snapshot of an entry that is unusable, and why. It returns "" if nothing is known.
 func (c *Checker) lowestUnusable(ctx context.Context, e imagepin.Entry, all family.Family) (lowest digest.Digest, why string, _ error) {
 	for _, name := range c.chainOf(ctx, e, all) {
-		if _, ok := all[name]; !ok {
+		info, ok := all[name]
+		if !ok {
 			continue
+		}
+		if guestpull.IsEmpty(info) && c.needsFiles(e) {
+			return digest.Digest(name), onlyInGuests, nil
 		}
 		why, err := c.unusable(ctx, store.Snapshot{Snapshotter: e.Target.Snapshotter, ChainID: digest.Digest(name)})
 		if err != nil || why != "" {

@@ -18,6 +18,7 @@ import (
 
 	"github.com/imagepin/imagepin/internal/upstream"
 	"github.com/imagepin/imagepin/pkg/imagepin"
+	"github.com/imagepin/imagepin/pkg/imagepin/guestpull"
 	"github.com/imagepin/imagepin/pkg/imagepin/store"
 )
 
@@ -31,6 +32,8 @@ type Inventory struct {
 	at          time.Time                    // when it began
 	blobs       map[digest.Digest][]string   // digest -> snapshotters in which the blob references a snapshot
 	snapshots   map[string]map[string]string // snapshotter -> committed name -> parent
+	empty       map[string]map[string]bool   // snapshotter -> committed names without files, if it is for guests
+	needsFiles  func(ref string) bool        // whether an image needs files in a snapshotter that has these
 	damage      *noted
 	unused      map[string]bool  // snapshotters with snapshots of images that no runtime handler uses
 	unavailable map[string]error // snapshotters that do not respond
@@ -45,6 +48,8 @@ func (c *Checker) Inventory(ctx context.Context) (*Inventory, error) {
 		at:          time.Now(),
 		blobs:       make(map[digest.Digest][]string),
 		snapshots:   make(map[string]map[string]string),
+		empty:       make(map[string]map[string]bool),
+		needsFiles:  c.config.NeedsFiles,
 		damage:      &c.damage,
 		unused:      make(map[string]bool),
 		unavailable: make(map[string]error),
@@ -58,13 +63,13 @@ func (c *Checker) Inventory(ctx context.Context) (*Inventory, error) {
 	walks.Go(func() { failure = recovered(func() error { return c.walkContent(ctx, inv) }) })
 	for _, name := range c.config.Runtimes().Snapshotters() {
 		walks.Go(func() {
-			committed, err := c.committed(ctx, name)
+			committed, empty, err := c.committed(ctx, name)
 			if err != nil {
 				log.G(ctx).WithError(err).WithField("snapshotter", name).Error("cannot list snapshots, images of this snapshotter are unavailable")
 			}
 			mu.Lock()
 			defer mu.Unlock()
-			if inv.snapshots[name] = committed; err != nil {
+			if inv.snapshots[name], inv.empty[name] = committed, empty; err != nil {
 				inv.unavailable[name] = err
 			}
 		})
@@ -85,7 +90,7 @@ func (c *Checker) walkUnused(ctx context.Context, inv *Inventory) {
 		if _, walked := inv.snapshots[name]; walked || c.config.Snapshotter(name) == nil {
 			continue
 		}
-		committed, err := c.committed(ctx, name)
+		committed, _, err := c.committed(ctx, name)
 		if errdefs.IsInvalidArgument(err) {
 			continue // it is not loaded
 		}
@@ -119,16 +124,20 @@ func recovered(call func() error) (err error) {
 	return call()
 }
 
-// committed returns the committed snapshots of a snapshotter. It has a timeout, so that a snapshotter that hangs does
-// not make the images of others unavailable.
-func (c *Checker) committed(ctx context.Context, snapshotter string) (map[string]string, error) {
+// committed returns the committed snapshots of a snapshotter, and those without files, if it is for guests. It has a timeout, so that a
+// snapshotter that hangs does not make the images of others unavailable.
+func (c *Checker) committed(ctx context.Context, snapshotter string) (names map[string]string, empty map[string]bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, walkTimeout)
 	defer cancel()
-	names, began, forGuests := make(map[string]string), c.damage.begin(), c.config.ForGuests(snapshotter)
-	err := recovered(func() error {
+	began, forGuests := c.damage.begin(), c.config.ForGuests(snapshotter)
+	names, empty = make(map[string]string), make(map[string]bool)
+	err = recovered(func() error {
 		return c.config.Snapshotter(snapshotter).Walk(ctx, func(_ context.Context, i snapshots.Info) error {
 			if i.Kind == snapshots.KindCommitted {
 				names[i.Name] = i.Parent
+				if guestpull.IsEmpty(i) {
+					empty[i.Name] = true
+				}
 				c.damage.read(snapshotter, i, forGuests, began)
 			}
 			return nil
@@ -137,7 +146,13 @@ func (c *Checker) committed(ctx context.Context, snapshotter string) (map[string
 	if errdefs.IsNotFound(err) {
 		err = nil // the snapshotter has never had a snapshot
 	}
-	return names, err
+	if forGuests || len(empty) > 0 {
+		c.guests.add(snapshotter)
+	}
+	if !forGuests {
+		empty = nil // they are noted as damaged
+	}
+	return names, empty, err
 }
 
 // HasBlob reports whether the content store has a record of a blob and its file.
@@ -176,11 +191,15 @@ func (inv *Inventory) Missing(e imagepin.Entry) string {
 
 // filesProblem describes the damage of the files of an entry's snapshots. It returns "" if none is known.
 func (inv *Inventory) filesProblem(e imagepin.Entry) (why string) {
-	if inv.damage.empty() {
+	empty := inv.empty[e.Target.Snapshotter]
+	if len(empty) == 0 && inv.damage.empty() {
 		return ""
 	}
-	committed := inv.snapshots[e.Target.Snapshotter]
+	needsFiles, committed := inv.needsFiles(e.Ref), inv.snapshots[e.Target.Snapshotter]
 	for name := e.ChainID.String(); name != ""; name = committed[name] {
+		if needsFiles && empty[name] {
+			why = onlyInGuests
+		}
 		if d, ok := inv.damage.get(store.Snapshot{Snapshotter: e.Target.Snapshotter, ChainID: digest.Digest(name)}); ok {
 			why = d.why
 		}

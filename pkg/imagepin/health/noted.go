@@ -104,9 +104,6 @@ func (n *noted) read(snapshotter string, info snapshots.Info, forGuests bool, be
 	}
 }
 
-// onlyInGuests is the damage of a snapshot without files in a snapshotter that handlers without guest_pull have.
-const onlyInGuests = "it was pulled for guests that pull themselves (guest_pull), and not unpacked"
-
 // mark labels a snapshot that is known to be damaged.
 func (n *noted) mark(ctx context.Context, snapshotter snapshots.Snapshotter, sn store.Snapshot) error {
 	d, ok := n.get(sn)

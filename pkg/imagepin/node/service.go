@@ -56,7 +56,7 @@ func (n *Node) Serve(upstream cri.Upstream) (*Service, error) {
 	s.ending, s.end = context.WithCancel(context.Background())
 	checker := health.New(health.Config{
 		Images: n.store, Content: n.containerd.Content, Leases: n.containerd.Leases, Snapshotter: n.containerd.Snapshots, Runtimes: n.runtimes,
-		ForGuests: n.isForGuests,
+		ForGuests: n.isForGuests, NeedsFiles: func(ref string) bool { return n.active.Load().pull.IsSandboxImage(ref) },
 	})
 	wait := func(ctx context.Context, name string) error { return s.reconciler.WaitCompared(ctx, name) }
 	maker := pull.New(pull.Config{

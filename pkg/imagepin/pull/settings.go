@@ -99,9 +99,9 @@ func (s *Settings) platformOf(snapshotter string) (p unpack.Platform) {
 	return p
 }
 
-// isSandboxImage reports whether a reference, normalized, can be that of the sandbox image, also by digest. The node may run the
+// IsSandboxImage reports whether a reference, normalized, can be that of the sandbox image, also by digest. The node may run the
 // sandboxes of guests.
-func (s *Settings) isSandboxImage(name string) bool {
+func (s *Settings) IsSandboxImage(name string) bool {
 	ref, err := imagepin.ParseReference(s.SandboxImage)
 	return err == nil && imagepin.InRepository(name, ref.Name())
 }

@@ -212,7 +212,7 @@ func (u *unpacker) run(ctx context.Context, src *source, dst *destination, opts 
 }
 
 func runOnce(ctx context.Context, settings *Settings, src *source, dst *destination, opts ...transfer.Opt) error {
-	if settings.isSandboxImage(src.name) {
+	if settings.IsSandboxImage(src.name) {
 		ctx = guestpull.WithFiles(ctx)
 	}
 	if download.IsPlain(ctx) || !settings.unpacksDownloads(dst.runtime.Target.Snapshotter) {

@@ -1,0 +1,70 @@
+package health
+
+import (
+	"context"
+	"fmt"
+	"sync"
+
+	"github.com/containerd/containerd/v2/core/snapshots"
+	"github.com/containerd/errdefs"
+
+	"github.com/imagepin/imagepin/pkg/imagepin"
+	"github.com/imagepin/imagepin/pkg/imagepin/guestpull"
+)
+
+// guests are the snapshotters that have, or may get, snapshots without files.
+type guests struct {
+	mu  sync.Mutex
+	all map[string]bool
+}
+
+func (g *guests) add(snapshotter string) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.all == nil {
+		g.all = make(map[string]bool)
+	}
+	g.all[snapshotter] = true
+}
+
+func (g *guests) has(snapshotter string) bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.all[snapshotter]
+}
+
+// onlyInGuests is the damage of a snapshot without files that an image needs.
+const onlyInGuests = "it was pulled for guests that pull themselves (guest_pull), and not unpacked"
+
+// needsFiles reports whether the snapshots of an entry need files: those of a snapshotter that is not for guests, and those of the sandbox
+// image.
+func (c *Checker) needsFiles(e imagepin.Entry) bool {
+	return !c.config.ForGuests(e.Target.Snapshotter) || c.config.NeedsFiles(e.Ref)
+}
+
+// isEmpty reports whether a snapshot of an entry, or one below it, is one whose files are in guests only. Those that a pull has committed
+// that began before guest_pull was set to false are in no list.
+func (c *Checker) isEmpty(ctx context.Context, e imagepin.Entry) (bool, error) {
+	if !c.config.ForGuests(e.Target.Snapshotter) && !c.guests.has(e.Target.Snapshotter) {
+		return false, nil
+	}
+	return anyInChain(ctx, c.config.Snapshotter(e.Target.Snapshotter), e.ChainID.String(), guestpull.IsEmpty)
+}
+
+// anyInChain reports whether a condition holds for a snapshot, or one below it. It reports false if the snapshot does not exist.
+func anyInChain(ctx context.Context, snapshotter snapshots.Snapshotter, name string, is func(snapshots.Info) bool) (bool, error) {
+	for name != "" {
+		info, err := snapshotter.Stat(ctx, name)
+		if errdefs.IsNotFound(err) {
+			return false, nil
+		}
+		if err != nil {
+			return false, fmt.Errorf("look at snapshot %s: %w", name, err)
+		}
+		if is(info) {
+			return true, nil
+		}
+		name = info.Parent
+	}
+	return false, nil
+}
