@@ -86,7 +86,7 @@ func (n *Node) activate(s Setup) (*active, error) {
 		platforms = append(platforms, n.unpackPlatform(a, name, appliers[name]))
 	}
 	a.pull = &pull.Settings{
-		Verifiers: s.Verifiers, SandboxImage: s.CRI.SandboxImage(), ForGuests: a.guests, UnpackPlatforms: platforms, Decompresses: n.containerd.Walking != nil, DiscardLayers: s.CRI.Images.DiscardUnpackedLayers, ProgressTimeout: progress, Timeout: s.Settings.PullTimeout,
+		Verifiers: s.Verifiers, SandboxImage: s.CRI.SandboxImage(), UnpackPlatforms: platforms, Decompresses: n.containerd.Walking != nil, DiscardLayers: s.CRI.Images.DiscardUnpackedLayers, ProgressTimeout: progress, Timeout: s.Settings.PullTimeout,
 		Transfer: pull.NewTransfer(n.containerd.Content, n.containerd.Leases, platforms, pull.Limits{
 			Downloads: s.CRI.MaxConcurrentDownloads(), Unpacks: s.CRI.MaxConcurrentUnpacks(s.Settings), LayerFetchBuffer: s.CRI.ConcurrentLayerFetchBuffer(),
 			ProgressTimeout: progress,

@@ -169,9 +169,6 @@ func (m *Maker) fetchAndRecord(ctx context.Context, j Job, use *use) (entry imag
 	if err := m.checkSnapshot(ctx, made); err != nil {
 		return entry, false, "", err
 	}
-	if img.forGuests && !m.config.Settings().ForGuests[made.Target.Snapshotter] { // the list of the reload finds its snapshots
-		return entry, false, "", fmt.Errorf("guest_pull was set to false during the pull: %w", errdefs.ErrUnavailable)
-	}
 	entry, wrote, err = m.record(ctx, j, made)
 	if outcome = Unpacked; img.source.opened.Load() {
 		outcome = Fetched

@@ -27,8 +27,7 @@ type Settings struct {
 	UnpackPlatforms []unpack.Platform
 	// Transfer fetches and unpacks images, see [NewTransfer].
 	Transfer transfer.Transferrer
-	// ForGuests has the snapshotters that get no files, see package guestpull, except those of images in the repository of SandboxImage.
-	ForGuests    map[string]bool
+	// SandboxImage is the sandbox image. Images in its repository are unpacked also for guests, see package guestpull.
 	SandboxImage string
 	// Decompresses reports that layers are decompressed in this process, and not by containerd's decompressor.
 	Decompresses bool

@@ -47,8 +47,6 @@ type chosen struct {
 	job    Job
 	path   []ocispec.Descriptor // from the job's root to the manifest
 	source *source
-	// forGuests reports that the snapshotter got no files when the image was unpacked, see package guestpull.
-	forGuests bool
 	// measured has the Key, Root, Manifest and Size of the image. It is set only if a pin of the job needs them.
 	measured imagepin.Entry
 }
@@ -150,7 +148,6 @@ func (u *unpacker) unpack(ctx context.Context, img *chosen) (imagepin.Entry, err
 // manifest, which differs from the chosen one if a Docker manifest was converted.
 func (u *unpacker) transfer(ctx context.Context, img *chosen) (ocispec.Descriptor, error) {
 	img.source.root = img.manifest()
-	img.forGuests = u.settings().ForGuests[img.job.Runtime.Target.Snapshotter]
 	if err := u.fetcher.damage.verifyManifest(ctx, img.source, img.source.root); err != nil {
 		return ocispec.Descriptor{}, err
 	}
