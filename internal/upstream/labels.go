@@ -24,6 +24,9 @@ const (
 	FlatLabel = "containerd.io/gc.flat" // core/metadata/gc.go: labelGCFlat
 )
 
+// LayerLabel is on the snapshot in which a layer is to be unpacked. Its value is the name of the snapshot that is committed then.
+const LayerLabel = "containerd.io/snapshot.ref" // core/snapshots/snapshotter.go: LabelSnapshotRef, since 2.4
+
 // Types of the resources of a lease: core/metadata/leases.go: parseLeaseResource. The snapshotter follows SnapshotType.
 const (
 	ContentType  = "content"    // core/metadata/buckets.go: bucketKeyObjectContent

@@ -15,6 +15,7 @@ import (
 	"github.com/containerd/log"
 
 	"github.com/imagepin/imagepin/internal/failpoint"
+	"github.com/imagepin/imagepin/internal/upstream"
 	"github.com/imagepin/imagepin/pkg/imagepin"
 )
 
@@ -65,7 +66,7 @@ func (e empty) Prepare(ctx context.Context, key, parent string, opts ...snapshot
 			return nil, err
 		}
 	}
-	name := asked.Labels[snapshots.LabelSnapshotRef]
+	name := asked.Labels[upstream.LayerLabel]
 	if name == "" || e.getsFiles(ctx, name) {
 		return e.Snapshotter.Prepare(ctx, key, parent, opts...)
 	}

@@ -11,6 +11,7 @@ import (
 	"github.com/containerd/containerd/v2/plugins/snapshots/native"
 	"github.com/containerd/errdefs"
 
+	"github.com/imagepin/imagepin/internal/upstream"
 	"github.com/imagepin/imagepin/pkg/imagepin/guestpull"
 )
 
@@ -35,7 +36,7 @@ func TestSnapshotter(t *testing.T) {
 	}
 	defer inner.Close()
 	of := func(name string) snapshots.Opt {
-		return snapshots.WithLabels(map[string]string{snapshots.LabelSnapshotRef: name, "containerd.io/snapshot/a": "b"})
+		return snapshots.WithLabels(map[string]string{upstream.LayerLabel: name, "containerd.io/snapshot/a": "b"})
 	}
 	sn, ctx := guestpull.Snapshotter(inner), t.Context()
 	prepared := func(mounts []mount.Mount, err error) bool { return err == nil && len(mounts) > 0 }
