@@ -10,8 +10,8 @@ import (
 	"github.com/imagepin/imagepin/integration/testkit"
 )
 
-// TestReloadGuestPull takes guest_pull back while a pull for guests runs, and sets it while another pull runs. The image of the first is
-// not used without files.
+// TestReloadGuestPull takes guest_pull back while a pull for guests runs, and sets it while another pull runs, and takes it back. That pull
+// may fail. The next one runs, and no container gets an image without files.
 func TestReloadGuestPull(t *testing.T) {
 	t.Parallel()
 	unpacked := strings.Replace(testkit.GuestHandler, "true", "false", 1)

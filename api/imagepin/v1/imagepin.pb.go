@@ -3222,7 +3222,7 @@ type TargetStatus struct {
 	Default       bool                   `protobuf:"varint,3,opt,name=default,proto3" json:"default,omitempty"`                     // the target of the default runtime handler
 	Images        int64                  `protobuf:"varint,4,opt,name=images,proto3" json:"images,omitempty"`                       // image IDs
 	Error         string                 `protobuf:"bytes,5,opt,name=error,proto3" json:"error,omitempty"`                          // why the snapshotter does not answer; empty if it does
-	GuestPull     []string               `protobuf:"bytes,6,rep,name=guest_pull,json=guestPull,proto3" json:"guest_pull,omitempty"` // those of handlers whose guests pull images themselves
+	GuestPull     []string               `protobuf:"bytes,6,rep,name=guest_pull,json=guestPull,proto3" json:"guest_pull,omitempty"` // those of the handlers whose guests pull images themselves
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }

@@ -14,7 +14,7 @@ import (
 )
 
 // checkGuestFiles fails with [imagepin.ImageNotReady] (ErrFailedPrecondition) if a container needs files of an image on the node, but
-// guests pull them: those of an image volume, and the names of users. It sets the numbers of the user and the group root.
+// guests pull them: those of an image volume, and the names of users and groups. It replaces the name root by the number.
 func (s *containers) checkGuestFiles(ctx context.Context, c *runtime.ContainerConfig, w containerImage, e imagepin.Entry, handler string) error {
 	if e.ChainID == "" || !s.Settings().GuestPull[handler] {
 		return nil
@@ -42,8 +42,11 @@ func (s *containers) checkGuestFiles(ctx context.Context, c *runtime.ContainerCo
 func (s *containers) isEmpty(ctx context.Context, e imagepin.Entry) (bool, error) {
 	for name := e.ChainID.String(); name != ""; {
 		info, err := s.Snapshotter(e.Target.Snapshotter).Stat(s.namespaced(ctx), name)
-		if err != nil || guestpull.IsEmpty(info) {
-			return err == nil, err
+		if err != nil {
+			return false, fmt.Errorf("snapshot of image %s: %w", e.Ref, err)
+		}
+		if guestpull.IsEmpty(info) {
+			return true, nil
 		}
 		name = info.Parent
 	}

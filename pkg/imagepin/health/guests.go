@@ -42,8 +42,8 @@ func (c *Checker) needsFiles(e imagepin.Entry) bool {
 	return !c.config.ForGuests(e.Target.Snapshotter) || c.config.NeedsFiles(e.Ref)
 }
 
-// isEmpty reports whether a snapshot of an entry, or one below it, is one whose files are in guests only. Those that a pull has committed
-// that began before guest_pull was set to false are in no list.
+// isEmpty reports whether the files of a snapshot of an entry, or of one below it, are in guests only. It reads the labels again: a pull that
+// began before guest_pull was set to false commits such snapshots after the list.
 func (c *Checker) isEmpty(ctx context.Context, e imagepin.Entry) (bool, error) {
 	if !c.config.ForGuests(e.Target.Snapshotter) && !c.guests.has(e.Target.Snapshotter) {
 		return false, nil

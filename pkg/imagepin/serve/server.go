@@ -211,7 +211,7 @@ func (s *Server) waitForContainerd(ctx context.Context) (*state, error) {
 		case <-s.config.Reload:
 			s.reload(ctx, nil)
 		case <-time.After(interval):
-			s.containerd.conn.ResetConnectBackoff()
+			s.containerd.conn.ResetConnectBackoff() // or gRPC waits a second and longer before it connects again
 		}
 	}
 }

@@ -139,8 +139,8 @@ func (d digests) resolve(ctx context.Context, r registry.Resolver, pins []v1alph
 }
 
 // restartable returns an error for a target that refresh --restart cannot compare and restart. It removes the ImagePins of
-// images that the pod template does not name: a restart would not bring back an ephemeral container.
-// newRevision is as in [canResolve].
+// images that the pod template does not name: a restart would not bring back an ephemeral container. newRevision is as in
+// [canResolve].
 func restartable(t *target, newRevision string) error {
 	if t.revision == nil {
 		return errors.New("--restart needs a Deployment, StatefulSet or DaemonSet, not an ImagePin")
