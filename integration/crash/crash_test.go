@@ -36,6 +36,7 @@ func TestFailpoints(t *testing.T) {
 				t.Parallel()
 				s.options.NoPods = name != "RunPodSandbox"
 				c := newKillRig(t, cmp.Or(s.second, "native"), s.options)
+				c.awaitCollected()
 				s.setup(c)
 				c.disarm()
 				if err := s.op(c); err != nil {

@@ -41,6 +41,16 @@ func newKillRig(t *testing.T, second string, opts node.Options) *killRig {
 	return c
 }
 
+// awaitCollected waits until the first start since the boot has collected garbage, which it does in the background. The
+// operation of a scenario does not reach the failpoints of that start then. containerd must have failpoints.
+func (c *killRig) awaitCollected() {
+	c.T.Helper()
+	c.Eventually("the first start has collected garbage", func() bool {
+		_, times := c.reached()
+		return times["start.collected"] > 0
+	})
+}
+
 // arm makes containerd die at a failpoint: "name", "name:2" for the second time that it is reached, or "*:7" for the
 // seventh failpoint of any name.
 func (c *killRig) arm(spec string) {
