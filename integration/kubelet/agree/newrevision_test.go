@@ -95,6 +95,18 @@ func (o *overwritten) wantResolved(what string, tags ...string) {
 	o.reg.Reset()
 }
 
+// resolvedBy returns the node that has resolved a tag for the revision of pods.
+func (r *rig) resolvedBy(pods []core.Pod, tag string) string {
+	r.t.Helper()
+	for _, p := range r.pins() {
+		if p.Spec.Owner.UID == meta.GetControllerOf(&pods[0]).UID && p.Spec.Image == r.host+"/"+tag {
+			return p.Spec.By.Node
+		}
+	}
+	r.t.Fatalf("no ImagePin of %s for the revision of %s", tag, pods[0].Name)
+	return ""
+}
+
 // resolveAll is a rule with which new revisions resolve their tags.
 const resolveAll = `
 [[plugins."io.containerd.imagepin.v1.images".rules]]
@@ -166,14 +178,17 @@ func TestNewRevisions(t *testing.T) {
 	o.wantResolved("a revision with ImagePins " + now)
 	o.wantBuild("after the restart", o.roll("restarted"), o.latest)
 
-	// One container with Never is enough: kubelet does not pull for it.
+	// One container with Never is enough: kubelet does not pull for it. The pod runs what the tag is on its node, which is the build of the
+	// last revision on the node that has resolved the tag for it.
 	before = o.latest[tag]
+	by := r.resolvedBy(r.running("web", 3, rollout, "restarted"), tag)
 	o.overwrite("never")
 	d := r.deployment("never", 1)
 	c := &d.Spec.Template.Spec.Containers[0]
 	c.ImagePullPolicy = core.PullIfNotPresent
 	never := *c
 	never.Name, never.ImagePullPolicy = "never", core.PullNever
+	d.Spec.Template.Spec.NodeSelector[core.LabelHostname] = by
 	d.Spec.Template.Spec.Containers = append(d.Spec.Template.Spec.Containers, never)
 	r.do("POST", r.apps("deployments"), d, nil)
 	pods = r.running("never", 1, rollout, "1")
