@@ -19,8 +19,12 @@ func (s *containers) checkGuestFiles(ctx context.Context, c *runtime.ContainerCo
 	if e.ChainID == "" || !s.Settings().GuestPull[handler] {
 		return nil
 	}
-	if empty, err := s.isEmpty(ctx, e); err != nil || !empty {
-		return err
+	empty, err := guestpull.AnyEmpty(s.namespaced(ctx), s.Snapshotter(e.Target.Snapshotter), e.ChainID.String())
+	if err != nil {
+		return fmt.Errorf("image %s: %w", e.Ref, err)
+	}
+	if !empty {
+		return nil
 	}
 	missing := &imagepin.Error{Reason: imagepin.ImageNotReady, Ref: e.Ref, Target: e.Target.String(), Class: errdefs.ErrFailedPrecondition}
 	if w.spec != c.GetImage() {
@@ -36,21 +40,6 @@ func (s *containers) checkGuestFiles(ctx context.Context, c *runtime.ContainerCo
 		kind, imagepin.Bound(name, maxLoggedUser), handler)
 	missing.Hint = "Set the number of the user in the pod (runAsUser), or in the image."
 	return missing
-}
-
-// isEmpty reports whether a snapshot of an image, or one below it, has no files on the node.
-func (s *containers) isEmpty(ctx context.Context, e imagepin.Entry) (bool, error) {
-	for name := e.ChainID.String(); name != ""; {
-		info, err := s.Snapshotter(e.Target.Snapshotter).Stat(s.namespaced(ctx), name)
-		if err != nil {
-			return false, fmt.Errorf("snapshot of image %s: %w", e.Ref, err)
-		}
-		if guestpull.IsEmpty(info) {
-			return true, nil
-		}
-		name = info.Parent
-	}
-	return false, nil
 }
 
 // runAsNumbers replaces the names of the user and the group that upstream would look up in the image by numbers. It returns the kind and the

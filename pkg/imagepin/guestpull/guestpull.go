@@ -6,6 +6,7 @@ package guestpull
 
 import (
 	"context"
+	"fmt"
 	"sync"
 	"time"
 
@@ -24,6 +25,21 @@ const Label = imagepin.LabelPrefix + "guest-pull"
 
 // IsEmpty reports whether the files of a snapshot are in guests only.
 func IsEmpty(i snapshots.Info) bool { return i.Labels[Label] != "" }
+
+// AnyEmpty is [IsEmpty] for a committed snapshot and those below it. It fails with ErrNotFound if one of them does not exist.
+func AnyEmpty(ctx context.Context, sn snapshots.Snapshotter, name string) (bool, error) {
+	for name != "" {
+		info, err := sn.Stat(ctx, name)
+		if err != nil {
+			return false, fmt.Errorf("look at snapshot %s: %w", name, err)
+		}
+		if IsEmpty(info) {
+			return true, nil
+		}
+		name = info.Parent
+	}
+	return false, nil
+}
 
 // WithFiles returns a context with which layers are unpacked in all snapshotters. From then on, they are also unpacked without it: another
 // image may have them too, and its repair must not commit them without files again.

@@ -87,3 +87,34 @@ func TestSnapshotter(t *testing.T) {
 		t.Errorf("an invalid option: got %v", err)
 	}
 }
+
+// TestAnyEmpty looks for a snapshot without files in chains of snapshots.
+func TestAnyEmpty(t *testing.T) {
+	sn, err := native.NewSnapshotter(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer sn.Close()
+	commit := func(name, parent string, opts ...snapshots.Opt) {
+		t.Helper()
+		if _, err := sn.Prepare(t.Context(), "extract-"+name, parent); err != nil {
+			t.Fatal(err)
+		}
+		if err := sn.Commit(t.Context(), name, "extract-"+name, opts...); err != nil {
+			t.Fatal(err)
+		}
+	}
+	empty := snapshots.WithLabels(map[string]string{guestpull.Label: "true"})
+	commit("files", "")
+	commit("more files", "files")
+	commit("empty", "files", empty)
+	commit("files on empty", "empty")
+	for name, want := range map[string]bool{"files": false, "more files": false, "empty": true, "files on empty": true, "": false} {
+		if got, err := guestpull.AnyEmpty(t.Context(), sn, name); got != want || err != nil {
+			t.Errorf("%q: got %v, %v, want %v", name, got, err, want)
+		}
+	}
+	if _, err := guestpull.AnyEmpty(t.Context(), sn, "none"); !errdefs.IsNotFound(err) {
+		t.Errorf("a snapshot that does not exist: got %v", err)
+	}
+}

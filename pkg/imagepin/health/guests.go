@@ -2,10 +2,8 @@ package health
 
 import (
 	"context"
-	"fmt"
 	"sync"
 
-	"github.com/containerd/containerd/v2/core/snapshots"
 	"github.com/containerd/errdefs"
 
 	"github.com/imagepin/imagepin/pkg/imagepin"
@@ -48,23 +46,9 @@ func (c *Checker) isEmpty(ctx context.Context, e imagepin.Entry) (bool, error) {
 	if !c.config.ForGuests(e.Target.Snapshotter) && !c.guests.has(e.Target.Snapshotter) {
 		return false, nil
 	}
-	return anyInChain(ctx, c.config.Snapshotter(e.Target.Snapshotter), e.ChainID.String(), guestpull.IsEmpty)
-}
-
-// anyInChain reports whether a condition holds for a snapshot, or one below it. It reports false if the snapshot does not exist.
-func anyInChain(ctx context.Context, snapshotter snapshots.Snapshotter, name string, is func(snapshots.Info) bool) (bool, error) {
-	for name != "" {
-		info, err := snapshotter.Stat(ctx, name)
-		if errdefs.IsNotFound(err) {
-			return false, nil
-		}
-		if err != nil {
-			return false, fmt.Errorf("look at snapshot %s: %w", name, err)
-		}
-		if is(info) {
-			return true, nil
-		}
-		name = info.Parent
+	empty, err := guestpull.AnyEmpty(ctx, c.config.Snapshotter(e.Target.Snapshotter), e.ChainID.String())
+	if errdefs.IsNotFound(err) {
+		return false, nil // a snapshot that is gone is another problem
 	}
-	return false, nil
+	return empty, err
 }
