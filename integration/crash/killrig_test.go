@@ -41,8 +41,8 @@ func newKillRig(t *testing.T, second string, opts node.Options) *killRig {
 	return c
 }
 
-// awaitCollected waits until the first start since the boot has collected garbage, which it does in the background. The
-// operation of a scenario does not reach the failpoints of that start then. containerd must have failpoints.
+// awaitCollected waits until the first start since the boot has collected garbage, which it does in the background.
+// Otherwise, an operation could reach the failpoints of that start. The binary must have failpoints.
 func (c *killRig) awaitCollected() {
 	c.T.Helper()
 	c.Eventually("the first start has collected garbage", func() bool {

@@ -178,8 +178,8 @@ func TestNewRevisions(t *testing.T) {
 	o.wantResolved("a revision with ImagePins " + now)
 	o.wantBuild("after the restart", o.roll("restarted"), o.latest)
 
-	// One container with Never is enough: kubelet does not pull for it. The pod runs what the tag is on its node, which is the build of the
-	// last revision on the node that has resolved the tag for it.
+	// One container with Never is enough: kubelet does not pull for it. The pod runs what the tag is on its node. On the node that has
+	// resolved the tag for the last revision, that is the build of this revision. Pulls for pins of other nodes do not move a tag.
 	before = o.latest[tag]
 	by := r.resolvedBy(r.running("web", 3, rollout, "restarted"), tag)
 	o.overwrite("never")
