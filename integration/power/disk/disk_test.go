@@ -161,6 +161,57 @@ func TestMount(t *testing.T) {
 	}
 }
 
+// TestUnmountOpen unmounts a disk while a file is open, as it is in a child of this process until it executes its program. The content
+// of the file is on the disk when it is closed and Unmount has returned.
+func TestUnmountOpen(t *testing.T) {
+	d, err := disk.Format(256 << 20)
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	m, err := d.Mount(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f, err := os.Create(filepath.Join(dir, "open"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	unmounted := make(chan error, 1)
+	go func() { unmounted <- m.Unmount() }()
+	for mounted := true; mounted; {
+		select {
+		case err := <-unmounted:
+			t.Fatalf("Unmount has not waited for the file: %v", err)
+		default:
+		}
+		entries, err := os.ReadDir(dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		mounted = len(entries) > 0
+	}
+	if _, err := f.WriteString("content"); err != nil {
+		t.Fatal(err)
+	}
+	if err := f.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-unmounted; err != nil {
+		t.Fatal(err)
+	}
+	c, err := d.Cut().MountCopy(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if b, err := os.ReadFile(filepath.Join(dir, "open")); err != nil || string(b) != "content" {
+		t.Errorf("the file has %q, %v", b, err)
+	}
+	if err := c.Unmount(); err != nil {
+		t.Fatal(err)
+	}
+}
+
 func create(t *testing.T, dir, name string, content []byte, sync bool) {
 	t.Helper()
 	f, err := os.Create(filepath.Join(dir, name))

@@ -119,9 +119,10 @@ func (d *Disk) MountCopy(dir string) (*Mounted, error) {
 	return &Mounted{dir, func() {}}, attach(int(f.Fd()), dir)
 }
 
-// Unmount unmounts the file system, unless it is unmounted already, and waits until all that was written is on the disk.
+// Unmount unmounts the file system, unless it is unmounted already, and waits until all that was written is on the disk. A process
+// that still has a file open, such as a child of this process that is about to execute its program, delays that.
 func (m *Mounted) Unmount() error {
-	if err := unix.Unmount(m.dir, 0); err != nil && !errors.Is(err, unix.EINVAL) {
+	if err := unix.Unmount(m.dir, unix.MNT_DETACH); err != nil && !errors.Is(err, unix.EINVAL) {
 		return fmt.Errorf("unmounting %s: %w", m.dir, err)
 	}
 	m.ended()
