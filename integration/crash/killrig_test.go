@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/containerd/errdefs"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 
 	"github.com/imagepin/imagepin/integration/checker"
@@ -101,6 +102,33 @@ func (c *killRig) revive() {
 	c.disarm()
 	if err := c.Start(c.Ctx); err != nil {
 		c.T.Fatal(err)
+	}
+	if c.check.Pods {
+		c.failSnapshots()
+	}
+}
+
+// failSnapshots prepares a snapshot in each snapshotter. containerd's snapshotters rename the directory of a snapshot before they commit
+// its record. After a kill in between, the next snapshot has the same number, fails, and removes the directory. imagepin unpacks again
+// then, but a pod fails as with stock containerd, and kubelet starts it again.
+func (c *killRig) failSnapshots() {
+	c.T.Helper()
+	all, err := c.Snapshotters(c.Ctx)
+	if err != nil {
+		c.T.Fatal(err)
+	}
+	ctx := testkit.NSContext(c.Ctx)
+	for _, name := range all {
+		sn := c.Client().SnapshotService(name)
+		_, err := sn.Prepare(ctx, c.T.Name(), "")
+		if err == nil {
+			err = sn.Remove(ctx, c.T.Name())
+		} else if strings.Contains(err.Error(), "file exists") {
+			err = nil
+		}
+		if err != nil && !errdefs.IsNotFound(err) { // nothing held it
+			c.T.Fatalf("a snapshot of %s: %v", name, err)
+		}
 	}
 }
 
