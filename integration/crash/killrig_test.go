@@ -104,14 +104,14 @@ func (c *killRig) revive() {
 		c.T.Fatal(err)
 	}
 	if c.check.Pods {
-		c.failSnapshots()
+		c.prepareSnapshots()
 	}
 }
 
-// failSnapshots prepares a snapshot in each snapshotter. containerd's snapshotters rename the directory of a snapshot before they commit
-// its record. After a kill in between, the next snapshot has the same number, fails, and removes the directory. imagepin unpacks again
-// then, but a pod fails as with stock containerd, and kubelet starts it again.
-func (c *killRig) failSnapshots() {
+// prepareSnapshots prepares a snapshot in each snapshotter, which can fail once: containerd's snapshotters rename the directory of a
+// snapshot before they commit its record. After a kill in between, the next snapshot has the same number, fails, and removes the
+// directory. imagepin unpacks again after this failure. A pod fails, as with stock containerd, and kubelet starts it again.
+func (c *killRig) prepareSnapshots() {
 	c.T.Helper()
 	all, err := c.Snapshotters(c.Ctx)
 	if err != nil {
