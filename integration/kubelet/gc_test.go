@@ -29,8 +29,8 @@ func (r *kubeletRig) layers() int {
 }
 
 // TestImageGC puts the image filesystem of a node under pressure, so that kubelet removes every image that it considers
-// unused. Images of containers and image volumes stay in their snapshotter. All others are removed from every
-// snapshotter.
+// unused. Images of containers and image volumes stay in their snapshotter, and so does an image that an operator has pinned with the label
+// of containerd's CRI. All others are removed from every snapshotter.
 func TestImageGC(t *testing.T) {
 	t.Parallel()
 	for _, gate := range []bool{false, true} {
@@ -47,6 +47,11 @@ func testImageGC(t *testing.T, gate bool) {
 	ref, _ := r.push("app/used:v1", used)
 	volume, _ := r.push("app/volume:v1", usedVolume)
 	unused, _ := r.push("app/unused:v1", images.Options{Version: "unused"})
+	kept, _ := r.push("app/kept:v1", images.Options{Version: "kept"})
+	if _, err := r.Pull(r.Ctx, kept, ""); err != nil {
+		t.Fatal(err)
+	}
+	testkit.LabelImage(t, r.Node, kept, testkit.PinnedLabel, "pinned")
 	var pods []*core.Pod
 	for _, class := range classes {
 		p := r.pod("used-"+title(class), class, ref, core.PullIfNotPresent)
@@ -78,6 +83,9 @@ func testImageGC(t *testing.T, gate bool) {
 		}
 		return true, nil
 	})
+	if img, err := r.ImageStatus(r.Ctx, kept, ""); err != nil || !img.GetPinned() {
+		t.Errorf("got image %v, %v of %s, want a pinned one", img, err, kept)
+	}
 	for i, class := range classes {
 		for _, name := range []string{ref, volume} {
 			if img, err := r.ImageStatus(r.Ctx, name, handler(class)); err != nil || img == nil {

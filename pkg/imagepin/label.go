@@ -27,6 +27,9 @@ const (
 	// ProofLabelPrefix is the prefix of the name of a label that is a proof: a credential has fetched the record's
 	// content from its repository. An HMAC under the node's key follows, see package resolve.
 	ProofLabelPrefix = LabelPrefix + "proof."
+	// PinnedImagesLabel marks the records whose label io.cri-containerd.pinned is there because of pinned_images. It ends with the
+	// setting, and takes that label along.
+	PinnedImagesLabel = LabelPrefix + "pinned-images"
 	// LeaseLabel marks the leases of imagepin. Its value is their purpose.
 	LeaseLabel = LabelPrefix + "lease"
 

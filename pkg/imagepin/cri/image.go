@@ -19,7 +19,7 @@ const targetsAnnotation = "io.imagepin.targets"
 // toCRI converts an image to its CRI message. There is one message per image ID, with the names of all its keys.
 func (s *imageCalls) toCRI(img store.Image) *runtime.Image {
 	var tags, digests, targets []string
-	pinned := false
+	pinned := s.Store.Pinned(img.ID)
 	for _, e := range img.Entries {
 		switch {
 		case s.Store.Expired(e):
@@ -48,17 +48,19 @@ func (s *imageCalls) toCRI(img store.Image) *runtime.Image {
 }
 
 // untaggedImage returns the CRI message of an image without keys.
-func untaggedImage(u store.Untagged) *runtime.Image {
+func (s *imageCalls) untaggedImage(u store.Untagged) *runtime.Image {
 	uid, username := upstream.ImageUser(u.User)
 	return &runtime.Image{
-		Id: u.ImageID.String(), Size: uint64(u.Size), Uid: uid, Username: username,
+		Id: u.ImageID.String(), Size: uint64(u.Size), Uid: uid, Username: username, Pinned: s.Store.Pinned(u.ImageID),
 		Spec: &runtime.ImageSpec{Image: u.ImageID.String()},
 	}
 }
 
 // damagedImage returns the CRI message of an image that is not ready for any target. It has no names, so that nothing takes
 // it for an image that pods can use.
-func damagedImage(e imagepin.Entry) *runtime.Image { return untaggedImage(store.Untagged{Entry: e}) }
+func (s *imageCalls) damagedImage(e imagepin.Entry) *runtime.Image {
+	return s.untaggedImage(store.Untagged{Entry: e})
+}
 
 // findDamaged returns the damaged keys for an image name in a CRI request, see [store.Store.FindDamaged].
 func (s *base) findDamaged(name string) []store.Damaged {

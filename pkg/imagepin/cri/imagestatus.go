@@ -40,7 +40,7 @@ func (s *imageCalls) imageStatus(ctx context.Context, r *runtime.ImageStatusRequ
 	}
 	if !ok {
 		if u, ok := s.Store.FindUntagged(name); ok {
-			return &runtime.ImageStatusResponse{Image: untaggedImage(u)}, nil
+			return &runtime.ImageStatusResponse{Image: s.untaggedImage(u)}, nil
 		}
 		return &runtime.ImageStatusResponse{}, nil
 	}

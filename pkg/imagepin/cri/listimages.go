@@ -72,15 +72,15 @@ func (s *imageCalls) untagged(name string) []*runtime.Image {
 	for _, d := range s.Store.Damaged() {
 		if id := d.ImageID; (name == "" || name == id.String()) && !listed[id] && len(s.Store.ByID(id)) == 0 {
 			listed[id] = true
-			images = append(images, damagedImage(d.Entry))
+			images = append(images, s.damagedImage(d.Entry))
 		}
 	}
 	if name == "" {
 		for _, u := range s.Store.Untagged() {
-			images = append(images, untaggedImage(u))
+			images = append(images, s.untaggedImage(u))
 		}
 	} else if u, ok := s.Store.FindUntagged(name); ok {
-		images = append(images, untaggedImage(u))
+		images = append(images, s.untaggedImage(u))
 	}
 	return images
 }

@@ -35,7 +35,7 @@ type PruneOptions struct {
 }
 
 // Prune removes the images that nothing uses, and returns the removed entries. It keeps the images of containers, sandboxes
-// and image volumes, the sandbox image, images that containerd or a pin retains, and those that a pin needs.
+// and image volumes, the sandbox image, images that containerd, another tool or a pin retains, and those that a pin needs.
 func (s *Service) Prune(ctx context.Context, o PruneOptions) ([]imagepin.Entry, error) {
 	return s.remover.prune(ctx, o)
 }
@@ -125,10 +125,10 @@ func (s *remover) pruneOne(ctx context.Context, id digest.Digest, unused func(co
 	return entries, nil
 }
 
-// keeps reports whether an image is kept although no container uses it: it is the sandbox image, containerd or a pin
+// keeps reports whether an image is kept although no container uses it: it is the sandbox image, containerd, another tool or a pin
 // retains it, or a pin needs it, unless pinned.
 func (s *remover) keeps(e imagepin.Entry, pinned bool) bool {
-	if slices.Contains(s.Settings().PinnedImages, e.Ref) || s.Pins.Retains(e.Root.Digest) {
+	if s.Store.Pinned(e.ImageID) || slices.Contains(s.Settings().PinnedImages, e.Ref) || s.Pins.Retains(e.Root.Digest) {
 		return true
 	}
 	if slices.ContainsFunc(s.Store.Find(s.Settings().SandboxImage), func(p imagepin.Entry) bool { return p.ImageID == e.ImageID }) {

@@ -118,6 +118,8 @@ type Index interface {
 	// Unkeyed returns the image IDs whose records belong to no key, including those that upstream cannot read.
 	Unkeyed() []digest.Digest
 	FindUntagged(name string) (store.Untagged, bool)
+	// Pinned reports whether another tool has pinned an image with the label of containerd's CRI.
+	Pinned(id digest.Digest) bool
 	// Damaged returns the keys that are recorded but not ready, and FindDamaged those of a reference or an image ID.
 	Damaged() []store.Damaged
 	FindDamaged(name string) []store.Damaged

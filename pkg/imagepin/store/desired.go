@@ -183,9 +183,11 @@ func diff(name string, current *images.Image, want *record, gone map[string]stru
 		return change{image: images.Image{Name: name}, remove: true}, current != nil
 	}
 	labels := map[string]string{upstream.ImageLabel: upstream.Managed}
-	if want.pinned {
-		labels[upstream.PinnedLabel] = upstream.Pinned
+	var now map[string]string
+	if current != nil {
+		now = current.Labels
 	}
+	maps.Copy(labels, pinnedLabels(now, want.pinned))
 	for k, v := range want.keys {
 		labels[k] = v
 	}

@@ -25,6 +25,8 @@ type index struct {
 	imported map[digest.Digest]int
 	ids      *digestset.Set
 	proofs   proofs
+	// pinned are the records whose image another tool has pinned.
+	pinned map[string]struct{}
 	// untagged are the records of image IDs that had no key when they were noted.
 	untagged map[digest.Digest]Untagged
 	// unreadable are such records whose configuration was gone.
@@ -58,6 +60,7 @@ func newIndex() *index {
 		ids:        digestset.NewSet(),
 		proofs:     proofs{byRecord: make(map[string][]imagepin.Proof), count: make(map[string]int)},
 		untagged:   make(map[digest.Digest]Untagged),
+		pinned:     make(map[string]struct{}),
 		unreadable: make(map[digest.Digest]bool),
 		unsynced:   make(map[string]digest.Digest),
 		damaged:    make(map[imagepin.Key]Damaged),

@@ -82,6 +82,9 @@ func (s *Store) Load(ctx context.Context, look ReadyFunc) (*Loaded, error) {
 	if err := s.repairIDRecords(ctx, targets); err != nil {
 		return nil, err
 	}
+	if err := s.endPinned(ctx, all); err != nil {
+		return nil, err
+	}
 	return &Loaded{Lost: l.lost, Former: unused, Superseded: superseded, Records: all}, nil
 }
 
@@ -114,7 +117,7 @@ func (l *loader) read(ctx context.Context, img images.Image) {
 			l.add(ctx, e)
 		}
 	}
-	l.x.noteProofs(img)
+	l.x.noteLabels(img)
 }
 
 // add adds a key. If two records carry the key, the one that was made ready later wins.
@@ -242,7 +245,7 @@ func (x *index) replaceAll(o *index, gone map[string]digest.Digest) {
 	defer x.mu.Unlock()
 	x.byKey, x.byRef, x.byID = o.byKey, o.byRef, o.byID
 	x.byRecord, x.byRoot, x.bySnapshot, x.imported = o.byRecord, o.byRoot, o.bySnapshot, o.imported
-	x.ids, x.proofs, x.untagged, x.unreadable, x.damaged = o.ids, o.proofs, o.untagged, o.unreadable, o.damaged
+	x.ids, x.proofs, x.pinned, x.untagged, x.unreadable, x.damaged = o.ids, o.proofs, o.pinned, o.untagged, o.unreadable, o.damaged
 	maps.DeleteFunc(x.unsynced, func(name string, target digest.Digest) bool { return gone[name] == target })
 	maps.Copy(x.unsynced, o.unsynced)
 }

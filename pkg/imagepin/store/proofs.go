@@ -33,12 +33,13 @@ func (p proofs) set(record string, now []imagepin.Proof) {
 	}
 }
 
-// noteProofs updates the known proofs on a record.
-func (x *index) noteProofs(img images.Image) {
+// noteLabels updates what the labels of a record say besides its keys: its proofs, and whether another tool has pinned its image.
+func (x *index) noteLabels(img images.Image) {
 	proofs := imagepin.ProofsOf(img.Labels)
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	x.proofs.set(img.Name, proofs)
+	x.notePinned(img)
 }
 
 // ProofText is how [Store.Put] gets a proof: the MAC and, if a pod uses it, a space and the pod's namespace. It is empty for an

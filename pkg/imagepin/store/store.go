@@ -180,7 +180,7 @@ func (s *writer) writePlan(ctx context.Context, p plan) ([]change, error) {
 	}
 	s.index.noteUnsynced(changes)
 	for _, c := range changes {
-		s.index.noteProofs(c.after)
+		s.index.noteLabels(c.after)
 	}
 	return changes, nil
 }

@@ -249,23 +249,6 @@ func TestLabelsOfOthersStay(t *testing.T) {
 	check("a sync of the record")
 }
 
-func TestPinnedImages(t *testing.T) {
-	e := newEnv(t)
-	pause := e.image("pause")
-	e.pull(t, "registry.example/pause:1", pause, native, 0, "")
-	e.pull(t, "registry.example/pause:2", e.image("other"), native, 0, "")
-	for name, img := range e.Records(t) {
-		want := ""
-		// The CRI looks the image up by ID and tag. The record of the digest carries the tag's key.
-		if img.Target.Digest == pause.root.Digest {
-			want = CRIPinnedValue
-		}
-		if img.Labels[CRIPinnedLabel] != want {
-			t.Errorf("%s: got pinned label %q, want %q", name, img.Labels[CRIPinnedLabel], want)
-		}
-	}
-}
-
 func TestProofs(t *testing.T) {
 	e := newEnv(t)
 	i := e.image("a")

@@ -34,7 +34,7 @@ func (s *writer) sync(ctx context.Context, name string) (_ *images.Image, remove
 		return nil, false, err
 	}
 	if img == nil {
-		s.index.noteProofs(images.Image{Name: name})
+		s.index.noteLabels(images.Image{Name: name})
 		s.forgetUntagged(name)
 		s.index.noteRecord(name, "")
 		if err := s.syncDamaged(ctx, name, nil); err != nil {
@@ -54,7 +54,7 @@ func (s *writer) sync(ctx context.Context, name string) (_ *images.Image, remove
 		}
 		return nil, false, nil
 	}
-	s.index.noteProofs(*img)
+	s.index.noteLabels(*img)
 	s.index.noteRecord(name, img.Target.Digest)
 	if err := s.syncDamaged(ctx, name, img); err != nil {
 		return nil, false, err

@@ -144,8 +144,8 @@ func (s *reader) forgetUntagged(name string) {
 	delete(s.index.unreadable, digest.Digest(name))
 }
 
-// RemoveUntagged removes the record of an image ID without a key, if it is the only record of its target, and was not
-// written after before, nor lost its last key then. The next garbage collection frees its content, see [Store.Collect]. The caller has checked that
+// RemoveUntagged removes the record of an image ID without a key, if it is the only record of its target, no other tool
+// has pinned it, and it was not written after before, nor lost its last key then. The next garbage collection frees its content, see [Store.Collect]. The caller has checked that
 // nothing uses the image.
 func (s *Store) RemoveUntagged(ctx context.Context, id digest.Digest, before time.Time) (removed bool, _ error) {
 	unlock, err := s.lock(ctx)
@@ -154,7 +154,7 @@ func (s *Store) RemoveUntagged(ctx context.Context, id digest.Digest, before tim
 	}
 	defer unlock()
 	img, err := s.record(ctx, id.String())
-	if err != nil || img == nil {
+	if err != nil || img == nil || isPinned(img.Labels) {
 		return false, err
 	}
 	if img.UpdatedAt.After(before) || s.forgottenAt(id).After(before) {
