@@ -33,40 +33,42 @@ func (s *containers) createContainer(ctx context.Context, r *runtime.CreateConta
 	if sandbox == nil {
 		return next(ctx, r) // upstream answers that the sandbox does not exist
 	}
-	if err := checkNames(imageSpecs(r)); err != nil {
-		return nil, err
-	}
 	s.sandboxes.updateMark(sandbox, r.GetSandboxConfig())
-	for _, spec := range imageSpecs(r) {
-		if err := s.waitCompared(ctx, normalized(spec.GetImage())); err != nil {
-			return nil, err
-		}
-	}
 	rt, err := s.lookup(sandbox.handler)
 	if err != nil {
 		return nil, err
 	}
-	r, release, err := s.readyImages(ctx, r, rt)
+	configs, release, err := s.readyImages(ctx, []*runtime.ContainerConfig{r.GetConfig()}, podOf(r.GetSandboxConfig()), rt)
 	if err != nil {
 		return nil, err
 	}
 	defer release()
-	for _, spec := range imageSpecs(r) {
-		s.noteUse(ctx, digest.Digest(spec.GetImage()), rt.Target)
-	}
+	r = proto.CloneOf(r)
+	r.Config = configs[0]
 	return s.createFromImages(ctx, r, rt.Target, next)
 }
 
-// readyImages makes the images of a container ready, and then creates the pins that this use requires. It pins last, so
+// readyImages makes the images of containers of a pod ready, and then creates the pins that this use requires. It pins last, so
 // that an image that cannot run is not pinned. It calls the image verifiers before it locks the images: a verifier is a
-// program that can take long. It returns the request with image IDs in place of names. The images stay locked and leased
+// program that can take long. It returns the containers with image IDs in place of names. The images stay locked and leased
 // until release is called. If another use pins a reference in the meantime, that pin applies.
-func (s *containers) readyImages(ctx context.Context, original *runtime.CreateContainerRequest, rt runtimeplatform.Runtime) (r *runtime.CreateContainerRequest, release func(), _ error) {
-	pod := podOf(original.GetSandboxConfig())
+func (s *containers) readyImages(ctx context.Context, original []*runtime.ContainerConfig, pod policy.Pod, rt runtimeplatform.Runtime) (configs []*runtime.ContainerConfig, release func(), _ error) {
+	if err := checkNames(imageSpecs(original...)); err != nil {
+		return nil, nil, err
+	}
+	for _, spec := range imageSpecs(original...) {
+		if err := s.waitCompared(ctx, normalized(spec.GetImage())); err != nil {
+			return nil, nil, err
+		}
+	}
 	for range maxTries {
-		r = proto.CloneOf(original)
-		dropOwnAnnotations(r)
-		images, err := s.resolveImages(ctx, imageSpecs(r), pod, rt.Target)
+		configs = make([]*runtime.ContainerConfig, len(original))
+		for i, c := range original {
+			configs[i] = proto.CloneOf(c)
+		}
+		specs := imageSpecs(configs...)
+		dropOwnAnnotations(specs)
+		images, err := s.resolveImages(ctx, specs, pod, rt.Target)
 		if err != nil {
 			return nil, nil, err
 		}
@@ -76,13 +78,16 @@ func (s *containers) readyImages(ctx context.Context, original *runtime.CreateCo
 		if err := s.verifyImages(ctx, images, rt.Target); err != nil {
 			return nil, nil, err
 		}
-		if release, err = s.useContainerImages(ctx, r, images, rt); err != nil {
+		if release, err = s.useContainerImages(ctx, configs, images, rt); err != nil {
 			return nil, nil, err
 		}
 		current, err := s.Decider.Confirm(s.namespaced(ctx), usedOf(images)...)
 		if err == nil && current {
-			s.nameForGuest(r, images, rt.Handler)
-			return r, release, nil
+			s.nameForGuest(configs, images, rt.Handler)
+			for _, spec := range specs {
+				s.noteUse(ctx, digest.Digest(spec.GetImage()), rt.Target)
+			}
+			return configs, release, nil
 		}
 		release()
 		if err != nil {
@@ -92,9 +97,9 @@ func (s *containers) readyImages(ctx context.Context, original *runtime.CreateCo
 	return nil, nil, fmt.Errorf("the pins of the container's images kept changing while the images were made ready: %w", errdefs.ErrUnavailable)
 }
 
-// useContainerImages makes the images of a container ready, and locks and leases them until release is called. It
-// replaces the image names in the request by image IDs.
-func (s *containers) useContainerImages(ctx context.Context, r *runtime.CreateContainerRequest, images []containerImage, rt runtimeplatform.Runtime) (release func(), _ error) {
+// useContainerImages makes the images of containers ready, and locks and leases them until release is called. It
+// replaces the image names in the containers by image IDs.
+func (s *containers) useContainerImages(ctx context.Context, configs []*runtime.ContainerConfig, images []containerImage, rt runtimeplatform.Runtime) (release func(), _ error) {
 	refs := make([]reference.Named, len(images))
 	for i, w := range images {
 		refs[i] = w.byDigest()
@@ -106,12 +111,13 @@ func (s *containers) useContainerImages(ctx context.Context, r *runtime.CreateCo
 			if err != nil {
 				return nil, err
 			}
-			if w.spec == r.GetConfig().GetImage() {
-				if err := checkImageUser(r.GetConfig(), w, e); err != nil {
+			c := containerOf(configs, w.spec)
+			if w.spec == c.GetImage() {
+				if err := checkImageUser(c, w, e); err != nil {
 					return nil, err
 				}
 			}
-			if err := s.checkGuestFiles(ctx, r.GetConfig(), w, e, rt.Handler); err != nil {
+			if err := s.checkGuestFiles(ctx, c, w, e, rt.Handler); err != nil {
 				return nil, err
 			}
 			setImageID(w.spec, e)
@@ -235,18 +241,26 @@ func newPod(m podMessage) policy.Pod {
 	}
 }
 
-// imageSpecs returns the images of a container and of its image volumes.
-func imageSpecs(r *runtime.CreateContainerRequest) []*runtime.ImageSpec {
+// imageSpecs returns the images of containers and of their image volumes.
+func imageSpecs(configs ...*runtime.ContainerConfig) []*runtime.ImageSpec {
 	var specs []*runtime.ImageSpec
-	if spec := r.GetConfig().GetImage(); spec.GetImage() != "" {
-		specs = append(specs, spec)
-	}
-	for _, m := range r.GetConfig().GetMounts() {
-		if spec := m.GetImage(); spec.GetImage() != "" {
+	for _, c := range configs {
+		if spec := c.GetImage(); spec.GetImage() != "" {
 			specs = append(specs, spec)
+		}
+		for _, m := range c.GetMounts() {
+			if spec := m.GetImage(); spec.GetImage() != "" {
+				specs = append(specs, spec)
+			}
 		}
 	}
 	return specs
+}
+
+// containerOf returns the container that one of their imageSpecs belongs to.
+func containerOf(configs []*runtime.ContainerConfig, spec *runtime.ImageSpec) *runtime.ContainerConfig {
+	i := slices.IndexFunc(configs, func(c *runtime.ContainerConfig) bool { return slices.Contains(imageSpecs(c), spec) })
+	return configs[i]
 }
 
 // checkNames fails with [imagepin.InvalidReference] (ErrInvalidArgument) if the name of an image is too long for a reference.

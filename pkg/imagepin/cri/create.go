@@ -103,7 +103,7 @@ func (s *containers) waitForNames(ctx context.Context, r *runtime.CreateContaine
 	defer cancel()
 	tick := time.NewTicker(namesPoll)
 	defer tick.Stop()
-	for _, spec := range imageSpecs(r) {
+	for _, spec := range imageSpecs(r.GetConfig()) {
 		for {
 			name, err := s.outdatedName(ctx, spec.GetImage())
 			if err == nil && name == "" {

@@ -13,17 +13,21 @@ import (
 // UserSpecifiedImage. It is on images for guests that pull themselves.
 const specifiedImage = imagepin.LabelPrefix + "user-specified-image"
 
-// nameForGuest makes upstream name the image of a container by digest, if the guests of the handler pull images themselves.
+// nameForGuest makes upstream name the images of containers by digest, if the guests of the handler pull images themselves.
 // Upstream gives the runtime UserSpecifiedImage, or else a tag of the image (see package upstream). A guest would resolve the
 // tag again, to another build if it has moved.
-func (s *containers) nameForGuest(r *runtime.CreateContainerRequest, images []containerImage, handler string) {
-	i := slices.IndexFunc(images, func(w containerImage) bool { return w.spec == r.GetConfig().GetImage() })
-	if i < 0 || !s.Settings().GuestPull[handler] {
+func (s *containers) nameForGuest(configs []*runtime.ContainerConfig, images []containerImage, handler string) {
+	if !s.Settings().GuestPull[handler] {
 		return
 	}
-	spec, byDigest := images[i].spec, s.guestReference(images[i])
-	annotate(spec, specifiedImage, spec.GetUserSpecifiedImage())
-	spec.UserSpecifiedImage = byDigest.String()
+	for _, w := range images {
+		if w.spec != containerOf(configs, w.spec).GetImage() {
+			continue // an image volume
+		}
+		byDigest := s.guestReference(w)
+		annotate(w.spec, specifiedImage, w.spec.GetUserSpecifiedImage())
+		w.spec.UserSpecifiedImage = byDigest.String()
+	}
 }
 
 // specifiedBy returns the UserSpecifiedImage that the caller gave for an image in an answer of upstream.

@@ -38,6 +38,8 @@ func intercept[Req, Resp proto.Message](f func(ctx context.Context, req Req, nex
 type interceptors struct {
 	unary   map[string]unaryInterceptor
 	streams map[string]streamInterceptor
+	// endless answer streams that do not end by themselves: they notice a retirement themselves.
+	endless map[string]streamInterceptor
 	// conn is the connection to upstream.
 	conn grpc.ClientConnInterface
 	// guard wraps the answer to every intercepted call. req is nil for a stream.
@@ -67,10 +69,14 @@ func (i *interceptors) apply(service *grpc.ServiceDesc) (*grpc.ServiceDesc, erro
 	for n, s := range desc.Streams {
 		if answer := i.streams[s.StreamName]; answer != nil {
 			found++
-			desc.Streams[n].Handler = i.stream(s, answer)
+			desc.Streams[n].Handler = i.stream(s, answer, i.retirement)
+		}
+		if answer := i.endless[s.StreamName]; answer != nil {
+			found++
+			desc.Streams[n].Handler = i.stream(s, answer, nil)
 		}
 	}
-	if found != len(i.unary)+len(i.streams) {
+	if found != len(i.unary)+len(i.streams)+len(i.endless) {
 		return nil, fmt.Errorf("service %s does not have all intercepted methods", service.ServiceName)
 	}
 	return &desc, nil
@@ -109,10 +115,10 @@ func (i *interceptors) method(m protoreflect.MethodDescriptor, answer unaryInter
 	}), nil
 }
 
-// stream returns the handler of a streaming method that is answered by an interceptor.
-func (i *interceptors) stream(s grpc.StreamDesc, answer streamInterceptor) grpc.StreamHandler {
+// stream returns the handler of a streaming method that is answered by an interceptor until a retirement, which can be nil.
+func (i *interceptors) stream(s grpc.StreamDesc, answer streamInterceptor, r *retirement) grpc.StreamHandler {
 	return func(srv any, stream grpc.ServerStream) error {
-		leave, ok := i.retirement.enter()
+		leave, ok := r.enter()
 		if !ok {
 			return s.Handler(srv, stream)
 		}

@@ -36,8 +36,8 @@ func annotate(spec *runtime.ImageSpec, key, value string) {
 var ownAnnotations = []string{requestedName, specifiedImage, unresolved}
 
 // dropOwnAnnotations removes them if a caller has sent them: kubelet puts the annotations of the pod on its image volumes.
-func dropOwnAnnotations(r *runtime.CreateContainerRequest) {
-	for _, spec := range imageSpecs(r) {
+func dropOwnAnnotations(specs []*runtime.ImageSpec) {
+	for _, spec := range specs {
 		for _, key := range ownAnnotations {
 			delete(spec.Annotations, key)
 		}

@@ -59,7 +59,7 @@ func TestRestoreInfo(t *testing.T) {
 		return string(b)
 	}
 	upstream := proto.CloneOf(sent)
-	for _, spec := range imageSpecs(&runtime.CreateContainerRequest{Config: upstream}) {
+	for _, spec := range imageSpecs(upstream) {
 		setImageID(spec, imagepin.Entry{ImageID: digest.Digest(id)})
 	}
 	info := map[string]string{"info": text(upstream)}

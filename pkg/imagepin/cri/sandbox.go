@@ -10,6 +10,7 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin"
 	"github.com/imagepin/imagepin/pkg/imagepin/bandwidth"
 	"github.com/imagepin/imagepin/pkg/imagepin/pull"
+	"github.com/imagepin/imagepin/pkg/runtimeplatform"
 )
 
 // runPodSandbox makes the sandbox image ready in the handler's snapshotter before upstream creates the sandbox.
@@ -20,16 +21,9 @@ func (s *containers) runPodSandbox(ctx context.Context, r *runtime.RunPodSandbox
 	if err != nil {
 		return nil, err
 	}
-	made := &sandbox{
-		handler: handler,
-		pod:     podOf(r.GetConfig()),
-		marks:   podMarks(r.GetConfig().GetMetadata().GetUid(), r.GetConfig().GetAnnotations()),
-	}
-	s.sandboxes.add("", made)
-	go s.Decider.LearnOwner(ctx, made.pod) // meanwhile: the calls for the pod's images need it
-
+	made := s.newSandbox(ctx, handler, r.GetConfig())
 	resp, err := func() (*runtime.RunPodSandboxResponse, error) {
-		if s.Settings().SandboxImage == "" || s.Settings().WithoutSandboxImage[rt.Handler] {
+		if !s.needsSandboxImage(rt) {
 			return next(ctx, r)
 		}
 		release, err := s.readySandboxImage(ctx, handler)
@@ -39,12 +33,34 @@ func (s *containers) runPodSandbox(ctx context.Context, r *runtime.RunPodSandbox
 		defer release()
 		return next(ctx, r)
 	}()
+	s.finishSandbox(made, resp.GetPodSandboxId(), err)
+	return resp, err
+}
+
+// newSandbox notes a sandbox that is about to be created.
+func (s *containers) newSandbox(ctx context.Context, handler string, config *runtime.PodSandboxConfig) *sandbox {
+	made := &sandbox{
+		handler: handler,
+		pod:     podOf(config),
+		marks:   podMarks(config.GetMetadata().GetUid(), config.GetAnnotations()),
+	}
+	s.sandboxes.add("", made)
+	go s.Decider.LearnOwner(ctx, made.pod) // meanwhile: the calls for the pod's images need it
+	return made
+}
+
+// finishSandbox notes that a sandbox has an ID, or could not be created.
+func (s *containers) finishSandbox(made *sandbox, id string, err error) {
 	if err != nil {
 		s.sandboxes.remove("", made)
-		return nil, err
+		return
 	}
-	s.sandboxes.add(resp.GetPodSandboxId(), made)
-	return resp, nil
+	s.sandboxes.add(id, made)
+}
+
+// needsSandboxImage reports whether the node makes the sandbox image of a handler ready.
+func (s *containers) needsSandboxImage(rt runtimeplatform.Runtime) bool {
+	return s.Settings().SandboxImage != "" && !s.Settings().WithoutSandboxImage[rt.Handler]
 }
 
 // readySandboxImage makes the sandbox image ready for the pods of a handler, and locks and leases it until release is

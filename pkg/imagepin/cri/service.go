@@ -261,13 +261,15 @@ func New(c Config) *Service {
 	}
 }
 
-// Register registers the service with a gRPC server.
-func (s *Service) Register(server grpc.ServiceRegistrar) error {
-	for name, i := range map[string]*interceptors{
+// interceptors returns what this service answers, by the name of the gRPC service.
+func (s *Service) interceptors() map[string]*interceptors {
+	return map[string]*interceptors{
 		"runtime.v1.RuntimeService": {
 			unary: map[string]unaryInterceptor{
 				"RunPodSandbox":       intercept(s.containers.runPodSandbox),
+				"PodSandboxStatus":    intercept(s.podSandboxStatus),
 				"RemovePodSandbox":    intercept(s.containers.removePodSandbox),
+				"RestorePod":          intercept(s.containers.restorePod),
 				"CreateContainer":     intercept(s.containers.createContainer),
 				"RemoveContainer":     intercept(s.containers.removeContainer),
 				"ListContainers":      intercept(s.containers.listContainers),
@@ -282,6 +284,7 @@ func (s *Service) Register(server grpc.ServiceRegistrar) error {
 				"StreamContainerStats":  s.statistics.streamContainerStats,
 				"StreamPodSandboxStats": s.statistics.streamPodSandboxStats,
 			},
+			endless: map[string]streamInterceptor{"GetContainerEvents": s.containerEvents},
 		},
 		"runtime.v1.ImageService": {
 			unary: map[string]unaryInterceptor{
@@ -295,7 +298,12 @@ func (s *Service) Register(server grpc.ServiceRegistrar) error {
 				"StreamImages": s.imageCalls.streamImages,
 			},
 		},
-	} {
+	}
+}
+
+// Register registers the service with a gRPC server.
+func (s *Service) Register(server grpc.ServiceRegistrar) error {
+	for name, i := range s.interceptors() {
 		i.conn, i.guard, i.retirement = s.base.Upstream, s.guard, &s.retirement
 		upstream, err := s.base.Upstream.Service(name)
 		if err != nil {
@@ -310,8 +318,8 @@ func (s *Service) Register(server grpc.ServiceRegistrar) error {
 	return nil
 }
 
-// withoutIndex are the methods whose answers do not need the index.
-var withoutIndex = []string{"ListContainers", "StreamContainers"}
+// withoutIndex are the methods whose answers do not need the index, or which wait for it themselves.
+var withoutIndex = []string{"ListContainers", "StreamContainers", "GetContainerEvents", "PodSandboxStatus"}
 
 // guard runs the answer to an intercepted call. It waits until the index is built if the call needs it, recovers from panics
 // so that they do not reach containerd, and converts errors to statuses. It logs a PullImage that fails before the index is
