@@ -76,7 +76,7 @@ func TestKindLoad(t *testing.T) {
 		archive := r.Path("app.tar")
 		for _, args := range [][]string{
 			{"images", "pull", "--local", "--plain-http", "--all-platforms", tag},
-			{"images", "export", "--all-platforms", archive, tag},
+			{"images", "export", "--local", "--all-platforms", archive, tag}, // without --local, ctr can end before the file is complete,
 			{"images", "rm", "--sync", tag},
 			{"images", "import", "--all-platforms", "--digests", "--snapshotter=overlayfs", archive},
 		} {
