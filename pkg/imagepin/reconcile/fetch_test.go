@@ -9,9 +9,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/containerd/containerd/v2/core/images"
 	"github.com/containerd/errdefs"
 	"github.com/opencontainers/go-digest"
 
+	"github.com/imagepin/imagepin/internal/upstream"
 	"github.com/imagepin/imagepin/pkg/imagepin"
 	"github.com/imagepin/imagepin/pkg/imagepin/health"
 	"github.com/imagepin/imagepin/pkg/imagepin/internal/lease"
@@ -62,8 +64,8 @@ func (d *deepNode) lose(t *testing.T) (loss health.Loss, write func()) {
 	return loss, func() { noError(t, os.WriteFile(file, b, 0o400)) }
 }
 
-// TestFetchOne fetches a key whose configuration is gone. It is dropped only if its registry no longer has the image and no
-// pin means it. Otherwise it is damaged, and the fetch is retried, less often after some time. An image that was removed does
+// TestFetchOne fetches a key whose configuration is gone. It is dropped only if its registry no longer has the image, and no
+// pin means it and no other tool has pinned it. Otherwise it is damaged, and the fetch is retried, less often after some time. An image that was removed does
 // not come back.
 func TestFetchOne(t *testing.T) {
 	for _, test := range []struct {
@@ -71,6 +73,8 @@ func TestFetchOne(t *testing.T) {
 		// queued is how long the key has been in the queue.
 		queued time.Duration
 		pinned bool
+		// labeled is whether the tag has the label of containerd's CRI for pinned images.
+		labeled bool
 		// fetch is the n-th fetch. write writes the configuration again.
 		fetch   func(t *testing.T, d *deepNode, n int32, write func()) error
 		ready   bool
@@ -82,6 +86,7 @@ func TestFetchOne(t *testing.T) {
 		{name: "denied", fetch: fails(errdefs.ErrPermissionDenied), damaged: true, fetches: 1, retry: repairLastRefused},
 		{name: "gone", fetch: fails(pull.RegistryError{Err: errdefs.ErrNotFound}), fetches: 1},
 		{name: "gone and pinned", pinned: true, fetch: fails(pull.RegistryError{Err: errdefs.ErrNotFound}), damaged: true, fetches: 1, retry: repairLastRefused},
+		{name: "gone and pinned by another tool", labeled: true, fetch: fails(pull.RegistryError{Err: errdefs.ErrNotFound}), damaged: true, fetches: 1, retry: repairLastRefused},
 		{name: "not found on the node", fetch: fails(errdefs.ErrNotFound), damaged: true, fetches: 1, retry: repairLastRefused},
 		{name: "unavailable at first", ready: true, fetches: 3, fetch: func(t *testing.T, d *deepNode, n int32, write func()) error {
 			if n < 3 {
@@ -107,6 +112,9 @@ func TestFetchOne(t *testing.T) {
 			d := newDeepNode(t)
 			loss, write := d.lose(t)
 			e := loss.Entry
+			if test.labeled {
+				d.pinByLabel(t, e)
+			}
 			p := &fetchingPuller{d: d}
 			p.fetch = func() error { return test.fetch(t, d, p.n.Load(), write) }
 			d.config.Puller = p
@@ -135,6 +143,16 @@ func TestFetchOne(t *testing.T) {
 			d.wantNothingLeft(t)
 		})
 	}
+}
+
+// pinByLabel pins the image of a key with a label on its tag, as an operator does.
+func (d *deepNode) pinByLabel(t *testing.T, e imagepin.Entry) {
+	t.Helper()
+	label := images.Image{Name: e.Ref, Labels: map[string]string{upstream.PinnedLabel: upstream.Pinned}}
+	_, err := d.Images.Update(d.ctx, label, "labels."+upstream.PinnedLabel)
+	noError(t, err)
+	_, err = d.store.Sync(d.ctx, e.Ref)
+	noError(t, err)
 }
 
 func fetched(_ *testing.T, _ *deepNode, _ int32, write func()) error {

@@ -117,10 +117,10 @@ func (r repairer) repairKey(ctx context.Context, loss health.Loss) (Repaired, er
 	return Kept, err
 }
 
-// gone reports whether the registry of an image has answered that it does not have it any more, and no pin means or retains
-// it. Such an image cannot be had any more. An image from a file has no registry.
+// gone reports whether the registry of an image has answered that it does not have it any more, no pin means or retains
+// it, and no other tool has pinned it. Such an image cannot be had any more. An image from a file has no registry.
 func (r repairer) gone(e imagepin.Entry, err error) bool {
-	return e.Source != imagepin.SourceImported && pull.GoneAtRegistry(err) && (r.config.Pinned == nil || !r.config.Pinned(e.Root.Digest))
+	return e.Source != imagepin.SourceImported && pull.GoneAtRegistry(err) && !r.config.Store.PinnedFor(e) && (r.config.Pinned == nil || !r.config.Pinned(e.Root.Digest))
 }
 
 // evict makes a key damaged. ready is true if it is ready, for example because a pull with the credentials of a pod has

@@ -69,6 +69,14 @@ func (s *reader) Pinned(id digest.Digest) bool {
 	return false
 }
 
+// PinnedFor is [reader.Pinned] for the image of a key, which need not be in the index.
+func (s *reader) PinnedFor(e imagepin.Entry) bool {
+	s.index.mu.RLock()
+	here := s.index.hasPinned(e.Record) || s.index.hasPinned(e.Ref)
+	s.index.mu.RUnlock()
+	return here || s.Pinned(e.ImageID)
+}
+
 func (x *index) hasPinned(record string) bool {
 	_, ok := x.pinned[record]
 	return ok
