@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"slices"
 	"strconv"
 
 	"github.com/imagepin/imagepin/integration/registry"
@@ -53,6 +54,10 @@ func (d *demo) requests(context.Context) error {
 	again := d.costs[len(d.handlers)]
 	d.claim(again == cost{what: again.what, resolves: len(d.handlers)}, nil, "requests",
 		"repeated pulls sent requests other than one HEAD each: %+v", again)
+	if d.noPods == nil {
+		i := slices.IndexFunc(d.costs, func(c cost) bool { return c.what == pinnedPods })
+		d.claim(d.costs[i] == cost{what: pinnedPods}, nil, "requests", "pods of pinned revisions sent requests: %+v", d.costs[i])
+	}
 	return nil
 }
 

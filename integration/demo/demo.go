@@ -43,6 +43,9 @@ type demo struct {
 	node     *node.Node
 	noPods   error // why pods cannot run on this machine, or nil
 
+	revisions []*revision // of the Deployment, the newest is the last one
+	started   int         // pods that had to start
+
 	step   int
 	claims []claim
 	costs  []cost
@@ -76,6 +79,7 @@ func (d *demo) run(ctx context.Context) (err error) {
 		{"Pull one tag, once for each handler", d.pull},
 		{"Run a pod for each handler", d.pods},
 		{"Move the tag to v2 in the registry, then pull it for one handler only", d.moveTag},
+		{"Run a pod of the revision that runs v1, and a pod of a new revision", d.pin},
 		{"Kill containerd with SIGKILL, stop the registry, start containerd again", d.crash},
 		{"Requests to the registry", d.requests},
 	}

@@ -99,15 +99,20 @@ func (d *demo) printed(ctx context.Context, h *handler, t *table) string {
 		h.shown = true
 		return "no pod " + t.note(h.podErr)
 	}
-	lines, err := h.container.Output(ctx, 1)
+	return d.output(ctx, h.container, h, h.runs, t)
+}
+
+// output returns what a container of a handler printed. It checks that it runs the image of a version, and still runs.
+func (d *demo) output(ctx context.Context, c *node.Container, h *handler, version string, t *table) string {
+	lines, err := c.Output(ctx, 1)
 	if err == nil {
-		err = running(ctx, h.container)
+		err = running(ctx, c)
 	}
 	if err != nil {
 		d.claim(false, h, "container", "the container failed: %s", oneLine(err))
 		return "no container " + t.note(err)
 	}
-	want := images.Options{Platform: h.platform, Version: h.runs}
+	want := images.Options{Platform: h.platform, Version: version}
 	d.claim(lines[0] == want.Line(0), h, "line", "the container printed %q, want %q", lines[0], want.Line(0))
 	// The rest of the line has the same values, from the root filesystem.
 	text, _, _ := strings.Cut(lines[0], " rootfs=")

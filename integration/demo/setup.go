@@ -14,6 +14,12 @@ import (
 // pauseTag is the sandbox image.
 const pauseTag = "pause:3.10"
 
+// pinned is the configuration of imagepin.
+const pinned = `
+[plugins."io.containerd.imagepin.v1.images"]
+version_consistency = "workload"
+`
+
 // start is the first step. It starts the registry with the first version of the image, and the node.
 func (d *demo) start(ctx context.Context) error {
 	if err := d.startRegistry(ctx); err != nil {
@@ -31,6 +37,9 @@ func (d *demo) start(ctx context.Context) error {
 	d.say("               with discard_unpacked_layers = true: layers are deleted after they are unpacked")
 	if node.RestrictsOOMScore() {
 		d.say("               and restrict_oom_score_adj = true: this machine does not grant CAP_SYS_RESOURCE")
+	}
+	if !d.stock {
+		d.say("   imagepin    version_consistency = \"workload\": the first pod of a revision pins its digest")
 	}
 	if d.noPods != nil {
 		d.say("   pods        cannot run on this machine: %s", oneLine(d.noPods))
@@ -66,9 +75,9 @@ func (d *demo) push(ctx context.Context, version string) error {
 }
 
 func (d *demo) startNode(ctx context.Context) (err error) {
-	opts := node.Options{Binary: node.Ours, SandboxImage: d.reg.Ref(pauseTag), DiscardUnpackedLayers: true}
+	opts := node.Options{Binary: node.Ours, SandboxImage: d.reg.Ref(pauseTag), DiscardUnpackedLayers: true, Extra: pinned}
 	if d.stock {
-		opts.Binary = node.Stock
+		opts.Binary, opts.Extra = node.Stock, ""
 	}
 	for _, h := range d.handlers {
 		o := node.Handler{Name: h.name, Snapshotter: h.snapshotter}

@@ -52,6 +52,7 @@ func (d *demo) pods(ctx context.Context) error {
 		return nil
 	}
 	d.say("   The program in each image prints the platform and version of the image. It is built for this machine in all images, so that no emulation is needed.")
+	d.revisions = []*revision{{version: "v1", hash: "rev1"}}
 	if err := d.runPods(ctx, "first"); err != nil {
 		return err
 	}
@@ -70,17 +71,35 @@ func (d *demo) runPods(ctx context.Context, name string) error {
 	return nil
 }
 
-// runPod runs a pod with kubelet's calls. Its container becomes the container of the handler.
+// runPod runs a pod for a handler. Its container becomes the container of the handler. A pod of the default handler is one
+// of the newest revision.
 func (d *demo) runPod(ctx context.Context, h *handler, name string) {
-	res, err := d.node.RunAsKubelet(ctx, node.KubeletPod{
-		PodOptions: node.PodOptions{Name: name + "-" + h.name, Handler: h.name}, Image: d.ref(), Gate: true,
-	})
-	h.runs, h.container, h.podErr, h.shown = h.version, res.Container, err, false
-	if err != nil {
-		h.container = nil
+	var labels map[string]string
+	if h == d.handlers[0] {
+		labels = d.newest().labels()
 	}
-	d.claim(err == nil, h, name+" pod", "the %s pod failed: %s", name, oneLine(err))
+	c, err := d.startPod(ctx, h, name, labels)
+	h.runs, h.container, h.podErr, h.shown = h.version, c, err, false
+	if h == d.handlers[0] {
+		d.newest().add(c, err)
+	}
 }
+
+// startPod runs a pod with kubelet's calls. It returns its container, or nil and an error.
+func (d *demo) startPod(ctx context.Context, h *handler, name string, labels map[string]string) (*node.Container, error) {
+	d.started++
+	res, err := d.node.RunAsKubelet(ctx, node.KubeletPod{
+		PodOptions: node.PodOptions{Name: name + "-" + h.name, Handler: h.name, Labels: labels}, Image: d.ref(), Gate: true,
+	})
+	d.claim(err == nil, h, name+" pod", "the %s pod failed: %s", name, oneLine(err))
+	if err != nil {
+		return nil, err
+	}
+	return res.Container, nil
+}
+
+// whyRight is why the handlers may have two versions of one tag after the fourth step.
+const whyRight = "Two builds are right here: a pull is for one handler, and changes no other. A pin keeps one build for the pods of a revision."
 
 // moveTag is the fourth step.
 func (d *demo) moveTag(ctx context.Context) error {
@@ -98,10 +117,16 @@ func (d *demo) moveTag(ctx context.Context) error {
 		return err
 	}
 	d.count("pull of v2 for " + h.name)
-	return d.table(ctx)
+	if err := d.table(ctx); err != nil {
+		return err
+	}
+	if !d.stock {
+		d.say("   %s", whyRight)
+	}
+	return nil
 }
 
-// crash is the fifth step.
+// crash is the sixth step.
 func (d *demo) crash(ctx context.Context) error {
 	if err := d.node.Kill9(); err != nil {
 		return err
@@ -124,6 +149,11 @@ func (d *demo) crash(ctx context.Context) error {
 	if err := d.table(ctx); err != nil {
 		return err
 	}
+	d.say("\n   The Deployment after a new pod of each revision:")
+	d.runReplica(ctx, d.revisions[0])
+	if err := d.deployment(ctx); err != nil {
+		return err
+	}
 	return d.allRun(ctx)
 }
 
@@ -135,9 +165,8 @@ func (d *demo) allRun(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	want := 2 * len(d.handlers)
 	d.say("   %d containers run on the node, including those from before the crash.", len(res.Containers))
-	d.claim(len(res.Containers) == want, nil, "containers", "%d containers run, want %d", len(res.Containers), want)
+	d.claim(len(res.Containers) == d.started, nil, "containers", "%d containers run, want %d", len(res.Containers), d.started)
 	return nil
 }
 
@@ -169,6 +198,12 @@ func (d *demo) table(ctx context.Context) error {
 		}
 		t.rows = append(t.rows, cells)
 	}
+	t.show(d)
+	return nil
+}
+
+// show prints a table with its notes.
+func (t *table) show(d *demo) {
 	t.print(d.out)
 	if t.marked() {
 		d.say("   ! is not the expected value")
@@ -176,7 +211,6 @@ func (d *demo) table(ctx context.Context) error {
 	for i, n := range t.notes {
 		d.say("   [%d] %s", i+1, n)
 	}
-	return nil
 }
 
 // named returns a short digest with the version of its image.

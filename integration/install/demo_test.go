@@ -22,7 +22,11 @@ func TestDemo(t *testing.T) {
 			`(?m)^ +second +linux/\S+ +native +\w{12} \(v1\) +\w{12} +platform=linux/\S+ version=v1$`,
 			`(?m)^ +arm +linux/arm64 +overlayfs +\w{12} \(v1\) +\w{12} +platform=linux/arm64 version=v1$`,
 			`(?m)^ +runc +linux/\S+ +overlayfs +\w{12} \(v2\) +\w{12} +platform=linux/\S+ version=v2$`,
+			`(?m)^ +1 +2 +\w{12} \(v1\) +platform=linux/\S+ version=v1$`,
+			`(?m)^ +1 +3 +\w{12} \(v1\) +platform=linux/\S+ version=v1$`,
+			`(?m)^ +2 +2 +\w{12} \(v2\) +platform=linux/\S+ version=v2$`,
 			`(?m)^ +pull again for each +3 +0 +0 +0$`,
+			`(?m)^ +pods of two revisions +0 +0 +0 +0$`,
 			`passed all \d+ checks`,
 		}},
 		{"stock", []string{"-stock"}, []string{
@@ -31,6 +35,7 @@ func TestDemo(t *testing.T) {
 			`step 2, handler arm: platform is`,
 			`step 3, handler second: the first pod failed`,
 			`step 4, handler arm: digest is \w{12} \(v2\), want \w{12} \(v1\)`,
+			`(?m)^ +1 +2 +none +platform=linux/\S+ version=v2 !$`,
 		}},
 	}
 	for _, test := range tests {
@@ -53,7 +58,7 @@ func TestDemoInterrupted(t *testing.T) {
 	}{
 		{"2. ", os.Interrupt},
 		{"4. ", os.Interrupt},
-		{"5. ", syscall.SIGTERM},
+		{"6. ", syscall.SIGTERM},
 	} {
 		t.Run("step "+strings.Trim(test.at, ". ")+" "+test.signal.String(), func(t *testing.T) {
 			testkit.InterruptDemo(t, demo, test.at, test.signal)

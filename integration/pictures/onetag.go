@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 )
 
@@ -9,17 +10,24 @@ import (
 type moment struct {
 	title string
 	step  int
-	// heading begins the paragraph above the table of the step.
+	// heading begins the paragraph above the table of the step. Empty means that the picture has no row of a handler.
 	heading string
 	// pods is true if the picture shows what ran, otherwise the digest.
 	pods bool
+	// replicas has the revision and the number of each pod of the Deployment that the picture shows.
+	replicas [][2]string
 }
 
 var moments = []moment{
-	{"1. Pull the tag for each handler, and run a pod for each", 3, "Run a pod", true},
-	{"2. The tag moves to %[2]s. Pull it for runc only: which digest has each handler?", 4, "The node after a pull", false},
-	{"3. Kill containerd, stop the registry, start containerd: a new pod for each handler", 5, "The node after a new pod", true},
+	{title: "1. Pull the tag for each handler, and run a pod for each", step: 3, heading: "Run a pod", pods: true},
+	{title: "2. The tag moves to %[2]s. Pull it for runc only: which digest has each handler?", step: 4, heading: "The node after a pull"},
+	{title: "3. Run another pod of a Deployment whose revision 1 runs %[1]s, and one of its new revision", step: 5, replicas: [][2]string{{"1", "2"}, {"2", "1"}}},
+	{title: "4. Kill containerd, stop the registry, start containerd: a new pod for each handler and revision", step: 6, heading: "The node after a new pod",
+		pods: true, replicas: [][2]string{{"1", "3"}}},
 }
+
+// whyStep is the step whose result needs an explanation.
+const whyStep = 4
 
 const (
 	pageWidth = 960.0
@@ -57,6 +65,7 @@ func layOneTag(stock, ours *run) (*svg, error) {
 	}
 	s.text(margin, y, small, margin+nameWidth, "dim", "handler wants")
 	y += 12
+	const height = 2*cellLine + 10
 	for _, m := range moments {
 		title := m.title
 		if strings.Contains(title, "%") {
@@ -65,8 +74,16 @@ func layOneTag(stock, ours *run) (*svg, error) {
 		y += 20
 		s.text(margin, y, small, pageWidth-margin, "text", title)
 		y += 9
+		if m.step == whyStep {
+			for _, line := range wrap(ours.why, chars(pageWidth-2*margin, small)) {
+				s.text(margin, y+9, small, pageWidth-margin, "dim", line)
+				y += cellLine
+			}
+		}
 		for i, h := range ours.handlers {
-			const height = 2*cellLine + 10
+			if m.heading == "" {
+				break
+			}
 			s.text(margin, y+cellLine, small, margin+nameWidth, "text", h.name)
 			s.text(margin, y+2*cellLine, small, margin+nameWidth, "dim", h.platform+" "+h.snapshotter)
 			for _, side := range sides {
@@ -81,6 +98,16 @@ func layOneTag(stock, ours *run) (*svg, error) {
 			}
 			y += height + 6
 		}
+		for _, name := range m.replicas {
+			s.text(margin, y+cellLine, small, margin+nameWidth, "text", "revision "+name[0])
+			s.text(margin, y+2*cellLine, small, margin+nameWidth, "dim", "pod "+name[1]+", "+ours.handlers[0].name)
+			for _, side := range sides {
+				if err := drawReplica(s, side.x, y, height, side.run, m.step, name); err != nil {
+					return nil, err
+				}
+			}
+			y += height + 6
+		}
 	}
 	y += 10
 	for _, side := range sides {
@@ -92,7 +119,7 @@ func layOneTag(stock, ours *run) (*svg, error) {
 	}
 	y += 30
 	if len(stock.notes) > 0 {
-		for _, line := range wrap("[1] "+stock.notes[0], chars(pageWidth-2*margin, small)) {
+		for _, line := range wrap("[1] "+cause(stock.notes[0]), chars(pageWidth-2*margin, small)) {
 			s.text(margin, y, small, pageWidth-margin, "bad", line)
 			y += cellLine
 		}
@@ -113,7 +140,6 @@ func describe(r *run) string {
 
 // drawCell draws what the node has for a handler.
 func drawCell(s *svg, x, y, height float64, pods bool, r row) {
-	limit := x + sideWidth
 	target := r.platform + " " + r.snapshotter
 	first, second := "image "+r.imageID+"  "+target, ""
 	var bad bool
@@ -124,21 +150,58 @@ func drawCell(s *svg, x, y, height float64, pods bool, r row) {
 	case strings.HasPrefix(r.output, "no pod"):
 		second, bad = "no pod [1]", true
 	default:
-		second = "ran " + strings.NewReplacer("platform=", "", "version=", "").Replace(r.output)
+		second = ran(r.output)
 		bad = r.wrong["output"] || r.wrong["platform"] || r.wrong["snapshotter"]
 	}
+	i := 0
+	if pods {
+		i = 1
+	}
+	drawLines(s, x, y, height, bad, i, first, second)
+}
+
+// drawReplica draws what a pod of a revision ran.
+func drawReplica(s *svg, x, y, height float64, r *run, step int, name [2]string) error {
+	i := slices.IndexFunc(r.replicas[step], func(p replica) bool { return p.revision == name[0] && p.pod == name[1] })
+	if i < 0 {
+		return fmt.Errorf("step %d has no pod %s of revision %s", step, name[1], name[0])
+	}
+	p := r.replicas[step][i]
+	pin := "no pin"
+	if p.pin != "none" {
+		pin = "pinned to " + p.pin
+	}
+	drawLines(s, x, y, height, p.wrong, 1, pin, ran(p.output))
+	return nil
+}
+
+// ran returns what a container printed, shorter.
+func ran(output string) string {
+	return "ran " + strings.NewReplacer("platform=", "", "version=", "").Replace(output)
+}
+
+// drawLines draws a cell of two lines, one of which has the color of the result.
+func drawLines(s *svg, x, y, height float64, bad bool, colored int, lines ...string) {
 	box, class := "goodbox", "good"
 	if bad {
 		box, class = "badbox", "bad"
 	}
 	s.rect(x, y+2, sideWidth, height-2, box)
 	s.mark(x+10, y+cellLine+1, !bad)
-	lines := []string{first, second}
 	for i, text := range lines {
 		c := "text"
-		if i == 1 && pods || i == 0 && !pods {
+		if i == colored {
 			c = class
 		}
-		s.text(x+28, y+float64(i+1)*cellLine+1, small, limit-6, c, text)
+		s.text(x+28, y+float64(i+1)*cellLine+1, small, x+sideWidth-6, c, text)
 	}
+}
+
+// cause returns the call that failed, and the end of a long error.
+func cause(note string) string {
+	parts := strings.Split(note, ": ")
+	if len(parts) < 3 {
+		return note
+	}
+	return parts[0] + ": ... " + strings.Join(parts[len(parts)-2:], ": ")
 }

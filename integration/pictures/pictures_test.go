@@ -278,6 +278,30 @@ func TestRuns(t *testing.T) {
 			}
 		}
 	}
+	// A pod of each revision, then one more after the crash.
+	for step, want := range map[int][]string{5: {"1.1 v1", "1.2 v1", "2.1 v2"}, 6: {"1.1 v1", "1.2 v1", "1.3 v1", "2.1 v2", "2.2 v2"}} {
+		var got, wrong []string
+		for _, p := range ours.replicas[step] {
+			got = append(got, p.revision+"."+p.pod+" "+p.output[strings.LastIndex(p.output, "=")+1:])
+			if !strings.HasSuffix(p.pin, "("+got[len(got)-1][4:]+")") {
+				t.Errorf("imagepin, step %d: %+v is not pinned to what it runs", step, p)
+			}
+		}
+		if !slices.Equal(got, want) {
+			t.Errorf("imagepin, step %d: pods %q, want %q", step, got, want)
+		}
+		for _, p := range stock.replicas[step] {
+			if p.wrong {
+				wrong = append(wrong, p.revision+"."+p.pod)
+			}
+		}
+		if want := []string{"1.2", "1.3"}[:step-4]; !slices.Equal(wrong, want) {
+			t.Errorf("stock, step %d: wrong pods %q, want %q", step, wrong, want)
+		}
+	}
+	if ours.why == "" || stock.why != "" {
+		t.Errorf("why two builds are right: imagepin %q, stock %q", ours.why, stock.why)
+	}
 	pods, err := stock.table(3, "")
 	if err != nil {
 		t.Fatal(err)

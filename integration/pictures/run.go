@@ -14,8 +14,10 @@ type run struct {
 	handlers   []handler
 	moved      [2]string // the digests of the tag before and after it moved, with the version
 	tables     []table
-	notes      []string // the errors, one for each pod that did not start
-	containers string   // how many containers run at the end
+	replicas   map[int][]replica // the pods of a Deployment, by step
+	why        string            // why two builds of the tag are right, with imagepin
+	notes      []string          // the errors, one for each pod that did not start
+	containers string            // how many containers run at the end
 	result     string
 }
 
@@ -35,7 +37,14 @@ type row struct {
 	wrong                                                   map[string]bool
 }
 
+// replica is a pod of a revision. It is wrong if it is another build than that of the revision.
+type replica struct {
+	revision, pod, pin, output string
+	wrong                      bool
+}
+
 var (
+	replicaLine    = regexp.MustCompile(`^   (\d+) +(\d+) +(none|\w+ \(\w+\)) +(\S.*?)( !)?$`)
 	stepLine       = regexp.MustCompile(`^(\d+)\. (.*)$`)
 	handlerLine    = regexp.MustCompile(`^   handler +(\S+) +platform (\S+) +snapshotter (\S+)$`)
 	containerdLine = regexp.MustCompile(`^   containerd +(\S+ \(.*?\)),`)
@@ -46,7 +55,7 @@ var (
 
 // parseRun reads the output of the demo.
 func parseRun(text string) (*run, error) {
-	r := &run{}
+	r := &run{replicas: map[int][]replica{}}
 	var step int
 	var heading string
 	lines := strings.Split(text, "\n")
@@ -81,6 +90,15 @@ func parseRun(text string) (*run, error) {
 			}
 			r.tables = append(r.tables, table{step, heading, rows})
 			i = end - 1
+		case replicaLine.MatchString(line):
+			m := replicaLine.FindStringSubmatch(line)
+			r.replicas[step] = append(r.replicas[step], replica{m[1], m[2], m[3], m[4], m[5] != ""})
+		case strings.HasPrefix(line, "   Two builds are right"):
+			r.why = strings.TrimSpace(line)
+			for i+1 < len(lines) && lines[i+1] != "" {
+				i++
+				r.why += " " + strings.TrimSpace(lines[i])
+			}
 		case noteLine.MatchString(line):
 			note := noteLine.FindStringSubmatch(line)[1]
 			for i+1 < len(lines) && strings.HasPrefix(lines[i+1], "       ") {
@@ -90,7 +108,7 @@ func parseRun(text string) (*run, error) {
 			r.notes = append(r.notes, note)
 		}
 	}
-	if r.containerd == "" || len(r.handlers) == 0 || len(r.tables) == 0 || r.moved[0] == "" || r.result == "" {
+	if r.containerd == "" || len(r.handlers) == 0 || len(r.tables) == 0 || r.moved[0] == "" || len(r.replicas) == 0 || r.result == "" {
 		return nil, errors.New("this is not the output of a whole demo")
 	}
 	return r, nil
