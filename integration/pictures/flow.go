@@ -17,8 +17,8 @@ const (
 	note     kind = "note"
 )
 
-// step is a box of a flowchart, in a cell of a grid.
-type step struct {
+// step is a box of a flowchart, in a cell of a grid. S is the situation that it asks about.
+type step[S any] struct {
 	name     string
 	kind     kind
 	col, row int
@@ -26,13 +26,13 @@ type step struct {
 	text     string
 	// next has the name of the next step for each answer. "" is the answer of a step that asks nothing.
 	next map[string]string
-	// ask answers the question, and result is the outcome in the notation of the matrix.
-	ask    func(situation) string
-	result func(situation) string
+	// ask answers the question, and result is the outcome in the notation of the test.
+	ask    func(S) string
+	result func(S) string
 }
 
 // follow goes through a flowchart and returns the outcome, and the names of the steps.
-func follow(chart []step, s situation) (outcome string, way []string, err error) {
+func follow[S any](chart []step[S], s S) (outcome string, way []string, err error) {
 	at := chart[0]
 	for range len(chart) {
 		way = append(way, at.name)
@@ -43,7 +43,7 @@ func follow(chart []step, s situation) (outcome string, way []string, err error)
 		if at.ask != nil {
 			answer = at.ask(s)
 		}
-		i := slices.IndexFunc(chart, func(n step) bool { return n.name == at.next[answer] })
+		i := slices.IndexFunc(chart, func(n step[S]) bool { return n.name == at.next[answer] })
 		if i < 0 {
 			return "", way, fmt.Errorf("step %q has no answer %q", at.name, answer)
 		}
@@ -63,7 +63,7 @@ const (
 	labelSize  = 11.0
 )
 
-func (n step) width() float64 {
+func (n step[S]) width() float64 {
 	if n.wide {
 		return 2*boxWidth + gapX
 	}
@@ -71,17 +71,17 @@ func (n step) width() float64 {
 }
 
 // lines returns the text as it is broken.
-func (n step) lines() []string { return wrap(n.text, chars(n.width()-2*boxPadding, flowSize)) }
+func (n step[S]) lines() []string { return wrap(n.text, chars(n.width()-2*boxPadding, flowSize)) }
 
-func (n step) height() float64 { return float64(len(n.lines()))*flowLine + 2*boxPadding }
+func (n step[S]) height() float64 { return float64(len(n.lines()))*flowLine + 2*boxPadding }
 
 // placedStep is a step with its place. All boxes of a row are as high as the highest one.
-type placedStep struct {
-	step
+type placedStep[S any] struct {
+	step[S]
 	x, y, w, h float64
 }
 
-func place(chart []step) []placedStep {
+func place[S any](chart []step[S]) []placedStep[S] {
 	var heights []float64
 	for _, n := range chart {
 		for len(heights) <= n.row {
@@ -89,23 +89,23 @@ func place(chart []step) []placedStep {
 		}
 		heights[n.row] = max(heights[n.row], n.height())
 	}
-	var out []placedStep
+	var out []placedStep[S]
 	for _, n := range chart {
 		y := flowMargin
 		for _, h := range heights[:n.row] {
 			y += h + gapY
 		}
-		out = append(out, placedStep{n, flowMargin + float64(n.col)*(boxWidth+gapX), y, n.width(), heights[n.row]})
+		out = append(out, placedStep[S]{n, flowMargin + float64(n.col)*(boxWidth+gapX), y, n.width(), heights[n.row]})
 	}
 	return out
 }
 
 // drawFlow draws a flowchart. Steps that follow each other are in neighboring cells, except where a line has room.
-func drawFlow(chart []step) []byte {
-	return layFlow(chart).finish("Which digest a container runs", flowText(chart), colors)
+func drawFlow[S any](title string, chart []step[S]) []byte {
+	return layFlow(chart).finish(title, flowText(chart), colors)
 }
 
-func layFlow(chart []step) *svg {
+func layFlow[S any](chart []step[S]) *svg {
 	s := &svg{page: true}
 	all := place(chart)
 	for _, n := range all {
@@ -119,17 +119,17 @@ func layFlow(chart []step) *svg {
 			labels[n.next[answer]] = append(labels[n.next[answer]], answer)
 		}
 		for _, name := range sortedKeys(labels) {
-			to := slices.IndexFunc(all, func(o placedStep) bool { return o.name == name })
-			s.connect(n, all[to], labels[name])
+			to := slices.IndexFunc(all, func(o placedStep[S]) bool { return o.name == name })
+			connect(s, n, all[to], labels[name])
 		}
 	}
 	for _, n := range all {
-		s.step(n)
+		drawStep(s, n)
 	}
 	return s
 }
 
-func (s *svg) step(n placedStep) {
+func drawStep[S any](s *svg, n placedStep[S]) {
 	if n.kind != note {
 		s.rect(n.x, n.y, n.w, n.h, string(n.kind))
 	}
@@ -145,7 +145,7 @@ func (s *svg) step(n placedStep) {
 }
 
 // connect draws the line between two steps, with the answers that lead there.
-func (s *svg) connect(from, to placedStep, answers []string) {
+func connect[S any](s *svg, from, to placedStep[S], answers []string) {
 	x, right, middle := from.x+boxWidth/2, from.x+from.w, from.y+from.h/2
 	label := func(x, y, limit float64) {
 		for i, a := range answers {
@@ -205,12 +205,12 @@ func sign(v float64) float64 {
 }
 
 // flowText returns the flowchart as text, for readers who do not see it.
-func flowText(chart []step) string {
+func flowText[S any](chart []step[S]) string {
 	var text string
 	for _, n := range chart {
 		text += n.text
 		for _, answer := range sortedKeys(n.next) {
-			to := chart[slices.IndexFunc(chart, func(o step) bool { return o.name == n.next[answer] })]
+			to := chart[slices.IndexFunc(chart, func(o step[S]) bool { return o.name == n.next[answer] })]
 			if answer != "" {
 				text += fmt.Sprintf(" %s: %s", answer, to.text)
 			}

@@ -1,5 +1,5 @@
 // Command pictures writes the pictures of docs/pictures from real runs: it runs the demo on both containerds, records
-// what they print, and draws what the recordings say. The flowchart of the digest policy needs no run.
+// what they print, and draws what the recordings say. The flowcharts need no run.
 //
 // With -draw, it draws the pictures of the recordings that exist.
 package main
@@ -64,7 +64,10 @@ func write(ctx context.Context, dir, demo string, drawOnly bool) error {
 
 // drawAll returns the pictures of the recordings in a directory, by file name.
 func drawAll(dir string) (map[string][]byte, error) {
-	pictures := map[string][]byte{"digest-policy.svg": drawFlow(digestPolicy)}
+	pictures := map[string][]byte{
+		"digest-policy.svg": drawFlow("Which digest a container runs", digestPolicy),
+		"what-decides.svg":  drawFlow("What decides the digest of a reference, in which order", whatDecides),
+	}
 	var runs []*run
 	for _, r := range recordings {
 		b, err := os.ReadFile(filepath.Join(dir, r.name+".cast"))

@@ -22,7 +22,7 @@ const directory = "../../docs/pictures"
 // layouts returns the pictures before they are files.
 func layouts(t *testing.T) map[string]*svg {
 	t.Helper()
-	all := map[string]*svg{"digest-policy.svg": layFlow(digestPolicy)}
+	all := map[string]*svg{"digest-policy.svg": layFlow(digestPolicy), "what-decides.svg": layFlow(whatDecides)}
 	var runs []*run
 	for _, r := range recordings {
 		c := recording(t, r.name)
@@ -161,7 +161,13 @@ func TestTextFits(t *testing.T) {
 
 // TestFlowchartLines checks that no line passes through a box, and no two boxes have the same place.
 func TestFlowchartLines(t *testing.T) {
-	s, all := layFlow(digestPolicy), place(digestPolicy)
+	checkLines(t, digestPolicy)
+	checkLines(t, whatDecides)
+}
+
+func checkLines[S any](t *testing.T, chart []step[S]) {
+	t.Helper()
+	s, all := layFlow(chart), place(chart)
 	for i, box := range all {
 		for _, l := range s.lines {
 			left, right := min(l[0].x, l[1].x), max(l[0].x, l[1].x)
@@ -176,7 +182,7 @@ func TestFlowchartLines(t *testing.T) {
 			}
 		}
 	}
-	if len(s.lines) < len(digestPolicy)-2 {
+	if len(s.lines) < len(chart)-2 {
 		t.Errorf("the flowchart has only %d lines", len(s.lines))
 	}
 }
@@ -239,6 +245,36 @@ func TestFlowchartIsTheMatrix(t *testing.T) {
 	for _, n := range digestPolicy {
 		if n.kind != note && !visited[n.name] {
 			t.Errorf("no situation of the matrix leads to %q", n.name)
+		}
+	}
+}
+
+// TestChartIsTheOrder goes through the chart of the order with every combination of pins.
+func TestChartIsTheOrder(t *testing.T) {
+	b, err := os.ReadFile("../../pkg/imagepin/decide/testdata/order.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var all []combination
+	if err := json.Unmarshal(b, &all); err != nil {
+		t.Fatal(err)
+	}
+	visited := map[string]bool{}
+	for _, c := range all {
+		got, way, err := follow(whatDecides, c)
+		if err != nil || got != c.Decides {
+			t.Errorf("%+v: got %s, by %v: %v", c, got, way, err)
+		}
+		for _, step := range way {
+			visited[step] = true
+		}
+	}
+	if len(all) < 300 {
+		t.Errorf("the file has only %d combinations", len(all))
+	}
+	for _, n := range whatDecides {
+		if !visited[n.name] {
+			t.Errorf("no combination leads to %q", n.name)
 		}
 	}
 }

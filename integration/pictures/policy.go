@@ -112,7 +112,7 @@ func (s situation) failed() string {
 }
 
 // digestPolicy is the flowchart of docs/digest-policy.md.
-var digestPolicy = []step{
+var digestPolicy = []step[situation]{
 	{
 		name: "start", kind: process, col: 0, row: 0,
 		text: "A container starts with a tag. D is the digest of the node's lock, or else of the pin of the pod's scope, or else of the tag's image on the node, if there is one.",
