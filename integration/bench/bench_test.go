@@ -92,7 +92,8 @@ func TestPlots(t *testing.T) {
 	}
 	for name, texts := range map[string][]string{
 		"listimages.svg": {"ListImages", "1,000", "10.0 ms", "imagepin", "stock"},
-		chartFile:        {"ListImages, 10 images   0.80", "ListImages, 1,000 images   0.40", "1.00"},
+		summaryFile:      {">ListImages, 1,000 images<", ">20.0 ms<", ">12.0 ms<", ">0.40<", "prefers-color-scheme:dark"},
+		chartFile:        {"Lists and status", ">ListImages, 10 images<", ">0.80<", ">ListImages, 1,000 images<", ">0.40<", "1.00"},
 	} {
 		svg := all[name]
 		wellFormed(t, svg)
@@ -105,8 +106,80 @@ func TestPlots(t *testing.T) {
 			t.Errorf("%s has a row without a ratio:\n%s", name, svg)
 		}
 	}
-	if len(all) != 2 {
-		t.Errorf("got %d plots, want 2", len(all))
+	if len(all) != 3 {
+		t.Errorf("got %d plots, want 3", len(all))
+	}
+}
+
+// recorded returns the bars of docs/performance.
+func recorded(t *testing.T) []ratioBar {
+	t.Helper()
+	b, err := os.ReadFile("../../docs/performance/results.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	bars, err := recordedBars(b)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return bars
+}
+
+// TestChartsAreOfTheResults checks that the charts of docs/performance are those of its raw numbers, and that their texts fit.
+func TestChartsAreOfTheResults(t *testing.T) {
+	bars := recorded(t)
+	for name, want := range drawCharts(bars) {
+		got, err := os.ReadFile(filepath.Join("../../docs/performance", name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !bytes.Equal(got, want) {
+			t.Errorf("docs/performance/%s is not up to date: run `bin/bench -out docs/performance -doc docs/performance.md`", name)
+		}
+		wellFormed(t, want)
+	}
+	if got := len(summarized(bars)); got != len(summary) || got != 15 {
+		t.Errorf("the summary has %d bars, want %d", got, len(summary))
+	}
+	var parts []part
+	n := 0
+	for _, s := range subjects {
+		parts = append(parts, part{s.name, s.rows(bars)})
+		n += len(s.rows(bars))
+	}
+	if n != len(bars) {
+		t.Errorf("the chart has %d of %d ratios", n, len(bars))
+	}
+	for _, m := range append(ratioChart(parts).Misplaced(), ratioChart([]part{{bars: summarized(bars)}}).Misplaced()...) {
+		t.Error(m)
+	}
+}
+
+// TestEveryRowHasASubject checks the names of all rows, also of those that the results do not have.
+func TestEveryRowHasASubject(t *testing.T) {
+	var names []string
+	for _, s := range scenarios(fullSizes) {
+		for _, r := range s.rows {
+			names = append(names, r.name)
+			if !slices.ContainsFunc(subjects, func(o subject) bool { return o.has(r.name) }) {
+				t.Errorf("%s has no subject", r.name)
+			}
+		}
+	}
+	for _, name := range summary {
+		if !slices.Contains(names, name) {
+			t.Errorf("no scenario has the row %s", name)
+		}
+	}
+}
+
+// TestBarsOutsideOfTheAxis checks that a bar that leaves the axis has an arrow, and others have none.
+func TestBarsOutsideOfTheAxis(t *testing.T) {
+	for ratio, arrow := range map[float64]bool{0: true, 0.04: true, 0.05: false, 1: false, 2: false, 5.8: true} {
+		chart := string(drawRatios("x", []part{{bars: []ratioBar{{"row", "1", "2", spread{ratio, ratio, ratio}}}}}))
+		if got := strings.Contains(chart, "z\"/>"); got != arrow {
+			t.Errorf("ratio %v: arrow %t, want %t", ratio, got, arrow)
+		}
 	}
 }
 

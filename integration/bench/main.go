@@ -48,7 +48,7 @@ func command(ctx context.Context, args []string, stdout, stderr io.Writer) error
 	quick := flags.Bool("quick", false, "small sizes and one repetition: a test of the benchmark, not of speed")
 	out := flags.String("out", "", "`directory` for the tables, the raw numbers and the plots")
 	profile := flags.String("cpuprofile", "", "`directory` for profiles of imagepin: the heap after each scenario, and CPU while it repeats the scenario")
-	doc := flags.String("doc", "", "measure nothing: write the tables of the -out directory into the `file`")
+	doc := flags.String("doc", "", "measure nothing: draw the charts of the -out directory again, and write its tables into the `file`")
 	list := flags.Bool("list", false, "measure nothing: list the rows")
 	if err := flags.Parse(args); err != nil {
 		return err

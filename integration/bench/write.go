@@ -7,18 +7,33 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"strings"
 
 	"github.com/imagepin/imagepin/integration/measure"
 )
 
-// tableFile and sharesFile are the files of the printed tables.
+// The files of the printed tables, and of the raw numbers.
 const (
 	tableFile  = "table.txt"
 	sharesFile = "shares.txt"
+	rawFile    = "results.json"
 )
 
-// paste writes the tables of a directory into a document.
+// paste writes the tables of a directory into a document, and draws the charts of its raw numbers.
 func paste(doc, dir string) error {
+	b, err := os.ReadFile(filepath.Join(dir, rawFile))
+	if err != nil {
+		return err
+	}
+	bars, err := recordedBars(b)
+	if err != nil {
+		return fmt.Errorf("%s: %w", rawFile, err)
+	}
+	for name, content := range drawCharts(bars) {
+		if err := os.WriteFile(filepath.Join(dir, name), content, 0o644); err != nil {
+			return err
+		}
+	}
 	if err := measure.Paste(doc, "table", filepath.Join(dir, tableFile)); err != nil {
 		return err
 	}
@@ -37,6 +52,13 @@ type rawRow struct {
 	Verdict string    `json:"verdict,omitempty"`
 }
 
+// rawResults are the content of results.json.
+type rawResults struct {
+	About  string      `json:"about"`
+	Rows   []rawRow    `json:"rows"`
+	Shares []rawShares `json:"shares,omitempty"`
+}
+
 // rawShares are the shares of a row in results.json.
 type rawShares struct {
 	Metric string     `json:"metric"`
@@ -45,17 +67,58 @@ type rawShares struct {
 	Ours   []turn     `json:"imagepin"`
 }
 
+// recordedBars returns the bars of raw numbers.
+func recordedBars(b []byte) ([]ratioBar, error) {
+	var raw rawResults
+	if err := json.Unmarshal(b, &raw); err != nil {
+		return nil, err
+	}
+	var bars []ratioBar
+	units := make(map[string]unit)
+	for u, name := range unitNames {
+		units[name] = u
+	}
+	for _, r := range raw.Rows {
+		u, ok := units[r.Unit]
+		if !ok {
+			return nil, fmt.Errorf("%s has the unit %q", r.Metric, r.Unit)
+		}
+		if r.Ratio != nil && !strings.Contains(r.Budget, "+") { // others are compared by a difference
+			bars = append(bars, ratioBar{r.Metric, u.text(measure.Median(r.Stock)), u.text(measure.Median(r.Ours)), *r.Ratio})
+		}
+	}
+	return bars, nil
+}
+
 var unitNames = map[unit]string{duration: "ns", bytes_: "bytes", count: "count"}
 
-// chartFile is the file of the chart of all ratios.
-const chartFile = "ratios.svg"
+// The files of the charts: the rows that operators ask about, and all ratios.
+const (
+	summaryFile = "summary.svg"
+	chartFile   = "ratios.svg"
+)
 
-// drawAll draws the chart of all ratios and the plots of growth, by the name of their file.
+// drawCharts draws the charts of ratios, by the name of their file. A chart without a bar is left out.
+func drawCharts(bars []ratioBar) map[string][]byte {
+	files := make(map[string][]byte)
+	if some := summarized(bars); len(some) > 0 {
+		files[summaryFile] = drawRatios("imagepin and stock containerd: what operators ask about", []part{{bars: some}})
+	}
+	var parts []part
+	for _, s := range subjects {
+		if some := s.rows(bars); len(some) > 0 {
+			parts = append(parts, part{s.name, some})
+		}
+	}
+	if len(parts) > 0 {
+		files[chartFile] = drawRatios("imagepin and stock containerd: all ratios, by subject", parts)
+	}
+	return files
+}
+
+// drawAll draws the charts of ratios and the plots of growth, by the name of their file.
 func drawAll(results []*result) (map[string][]byte, error) {
 	figures := make(map[string]figure)
-	if bars := ratioBars(results); len(bars) > 0 {
-		figures[chartFile] = ratioChart(bars)
-	}
 	for _, p := range growthPlots(results) {
 		f, err := p.figure()
 		if err != nil {
@@ -63,7 +126,7 @@ func drawAll(results []*result) (map[string][]byte, error) {
 		}
 		figures[fileName(p.title)+".svg"] = f
 	}
-	files := make(map[string][]byte)
+	files := drawCharts(ratioBars(results))
 	for name, f := range figures {
 		var err error
 		if files[name], err = f.svg(); err != nil {
@@ -92,11 +155,7 @@ func (b *bench) write(dir, about string) error {
 		return err
 	}
 	files[tableFile], files[sharesFile] = text.Bytes(), where.Bytes()
-	raw := struct {
-		About  string      `json:"about"`
-		Rows   []rawRow    `json:"rows"`
-		Shares []rawShares `json:"shares,omitempty"`
-	}{About: about}
+	raw := rawResults{About: about}
 	for _, r := range b.results {
 		row := rawRow{
 			Metric: r.row.name, Unit: unitNames[r.row.unit], Stock: r.stock, Ours: r.ours,
@@ -114,7 +173,7 @@ func (b *bench) write(dir, about string) error {
 	for _, s := range b.shares {
 		raw.Shares = append(raw.Shares, rawShares{s.name, s.image, s.stock, s.ours})
 	}
-	if files["results.json"], err = json.MarshalIndent(raw, "", " "); err != nil {
+	if files[rawFile], err = json.MarshalIndent(raw, "", " "); err != nil {
 		return err
 	}
 	for name, content := range files {

@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+
+	"github.com/imagepin/imagepin/integration/svg"
 )
 
 // kind is the shape and color of a step.
@@ -71,7 +73,9 @@ func (n step[S]) width() float64 {
 }
 
 // lines returns the text as it is broken.
-func (n step[S]) lines() []string { return wrap(n.text, chars(n.width()-2*boxPadding, flowSize)) }
+func (n step[S]) lines() []string {
+	return svg.Wrap(n.text, svg.Chars(n.width()-2*boxPadding, flowSize))
+}
 
 func (n step[S]) height() float64 { return float64(len(n.lines()))*flowLine + 2*boxPadding }
 
@@ -102,15 +106,15 @@ func place[S any](chart []step[S]) []placedStep[S] {
 
 // drawFlow draws a flowchart. Steps that follow each other are in neighboring cells, except where a line has room.
 func drawFlow[S any](title string, chart []step[S]) []byte {
-	return layFlow(chart).finish(title, flowText(chart), colors)
+	return layFlow(chart).Finish(title, flowText(chart), svg.Colors)
 }
 
-func layFlow[S any](chart []step[S]) *svg {
-	s := &svg{page: true}
+func layFlow[S any](chart []step[S]) *svg.Picture {
+	s := &svg.Picture{Page: true}
 	all := place(chart)
 	for _, n := range all {
-		s.width = max(s.width, n.x+n.w+flowMargin)
-		s.height = max(s.height, n.y+n.h+flowMargin)
+		s.Width = max(s.Width, n.x+n.w+flowMargin)
+		s.Height = max(s.Height, n.y+n.h+flowMargin)
 	}
 	for _, n := range all {
 		// Two answers with the same next step share a line.
@@ -129,9 +133,9 @@ func layFlow[S any](chart []step[S]) *svg {
 	return s
 }
 
-func drawStep[S any](s *svg, n placedStep[S]) {
+func drawStep[S any](s *svg.Picture, n placedStep[S]) {
 	if n.kind != note {
-		s.rect(n.x, n.y, n.w, n.h, string(n.kind))
+		s.Rect(n.x, n.y, n.w, n.h, string(n.kind))
 	}
 	lines := n.lines()
 	top := n.y + (n.h-float64(len(lines))*flowLine)/2 + flowLine - 4
@@ -140,58 +144,60 @@ func drawStep[S any](s *svg, n placedStep[S]) {
 		class = "text"
 	}
 	for i, line := range lines {
-		s.text(n.x+boxPadding, top+float64(i)*flowLine, flowSize, n.x+n.w-boxPadding/2, class, line)
+		s.Text(n.x+boxPadding, top+float64(i)*flowLine, flowSize, n.x+n.w-boxPadding/2, class, line)
 	}
 }
 
 // connect draws the line between two steps, with the answers that lead there.
-func connect[S any](s *svg, from, to placedStep[S], answers []string) {
+func connect[S any](s *svg.Picture, from, to placedStep[S], answers []string) {
 	x, right, middle := from.x+boxWidth/2, from.x+from.w, from.y+from.h/2
 	label := func(x, y, limit float64) {
 		for i, a := range answers {
 			if a != "" {
-				s.text(x, y+float64(i)*13, labelSize, limit, "dim", a)
+				s.Text(x, y+float64(i)*13, labelSize, limit, "dim", a)
 			}
 		}
 	}
 	switch {
 	case to.col == from.col && to.row > from.row: // down
-		s.arrow(point{x, from.y + from.h}, point{x, to.y})
+		arrow(s, at(x, from.y+from.h), at(x, to.y))
 		label(x+8, from.y+from.h+18, right+gapX/2-4)
 	case to.col == from.col: // up
-		s.arrow(point{x, from.y}, point{x, to.y + to.h})
+		arrow(s, at(x, from.y), at(x, to.y+to.h))
 		label(x+8, from.y-18, right+gapX/2-4)
 	case to.row == from.row: // right
-		s.arrow(point{right, middle}, point{to.x, middle})
+		arrow(s, at(right, middle), at(to.x, middle))
 		label(right+4, middle-6, to.x-2)
 	default: // out at the right, down in the gap, in from above
 		out, gap, in, turn := from.y+from.h-10, right+gapX/2, to.x+60, to.y-gapY/2
-		s.arrow(point{right, out}, point{gap, out}, point{gap, turn}, point{in, turn}, point{in, to.y})
+		arrow(s, at(right, out), at(gap, out), at(gap, turn), at(in, turn), at(in, to.y))
 		label(in+8, to.y-gapY/2+float64(17-13*(len(answers)-1)), to.x+to.w)
 	}
 }
 
+func at(x, y float64) svg.Point { return svg.Point{X: x, Y: y} }
+
 // arrow draws a line through points, with horizontal and vertical parts, and a head at its end.
-func (s *svg) arrow(points ...point) {
+func arrow(s *svg.Picture, points ...svg.Point) {
 	var path strings.Builder
 	for i, p := range points {
 		if i > 0 {
-			s.lines = append(s.lines, [2]point{points[i-1], p})
+			s.Lines = append(s.Lines, [2]svg.Point{points[i-1], p})
 		}
 		if i == len(points)-1 { // the head covers the end
 			from := points[i-1]
-			dx, dy := sign(p.x-from.x), sign(p.y-from.y)
-			s.head(p.x, p.y, dx, dy)
-			p = point{p.x - 6*dx, p.y - 6*dy}
+			dx, dy := sign(p.X-from.X), sign(p.Y-from.Y)
+			head(s, p.X, p.Y, dx, dy)
+			p = at(p.X-6*dx, p.Y-6*dy)
 		}
-		fmt.Fprintf(&path, "L%s %s", n(p.x), n(p.y))
+		fmt.Fprintf(&path, "L%s %s", svg.N(p.X), svg.N(p.Y))
 	}
-	s.add(`<path class="line" d="M%s"/>`, path.String()[1:])
+	s.Add(`<path class="line" d="M%s"/>`, path.String()[1:])
 }
 
-func (s *svg) head(x, y, dx, dy float64) {
-	s.add(`<path class="head" d="M%s %sL%s %sL%s %sz"/>`, n(x), n(y),
-		n(x-8*dx-4*dy), n(y-8*dy-4*dx), n(x-8*dx+4*dy), n(y-8*dy+4*dx))
+func head(s *svg.Picture, x, y, dx, dy float64) {
+	s.Add(`<path class="head" d="M%s %sL%s %sL%s %sz"/>`, svg.N(x), svg.N(y),
+		svg.N(x-8*dx-4*dy), svg.N(y-8*dy-4*dx), svg.N(x-8*dx+4*dy), svg.N(y-8*dy+4*dx))
 }
 
 func sign(v float64) float64 {

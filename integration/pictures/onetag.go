@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+
+	"github.com/imagepin/imagepin/integration/svg"
 )
 
 // moment is a part of the picture: what both sides have after a step.
@@ -44,26 +46,26 @@ func drawOneTag(stock, ours *run) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	return s.finish("One tag on one node, with stock containerd and with imagepin",
-		"For each of three runtime handlers: what the node has for the tag, and what ran. "+describe(stock)+" "+describe(ours), colors), nil
+	return s.Finish("One tag on one node, with stock containerd and with imagepin",
+		"For each of three runtime handlers: what the node has for the tag, and what ran. "+describe(stock)+" "+describe(ours), svg.Colors), nil
 }
 
-func layOneTag(stock, ours *run) (*svg, error) {
-	s := &svg{width: pageWidth, page: true}
+func layOneTag(stock, ours *run) (*svg.Picture, error) {
+	s := &svg.Picture{Width: pageWidth, Page: true}
 	y := 30.0
 	sides := []struct {
 		x float64
 		*run
 	}{{margin + nameWidth, stock}, {margin + nameWidth + 20 + sideWidth, ours}}
-	s.text(margin, y, 13, pageWidth-margin, "text",
+	s.Text(margin, y, 13, pageWidth-margin, "text",
 		fmt.Sprintf("One tag, app:stable, for three runtime handlers of one node: %s and %s", ours.handlers[0].platform, ours.handlers[2].platform))
 	y += 19
-	s.text(margin, y, small, pageWidth-margin, "dim", "containerd discards layers after it has unpacked them (discard_unpacked_layers = true)")
+	s.Text(margin, y, small, pageWidth-margin, "dim", "containerd discards layers after it has unpacked them (discard_unpacked_layers = true)")
 	y += 31
 	for _, side := range sides {
-		s.text(side.x, y, 13, side.x+sideWidth, "text", side.containerd)
+		s.Text(side.x, y, 13, side.x+sideWidth, "text", side.containerd)
 	}
-	s.text(margin, y, small, margin+nameWidth, "dim", "handler wants")
+	s.Text(margin, y, small, margin+nameWidth, "dim", "handler wants")
 	y += 12
 	const height = 2*cellLine + 10
 	for _, m := range moments {
@@ -72,11 +74,11 @@ func layOneTag(stock, ours *run) (*svg, error) {
 			title = fmt.Sprintf(title, ours.moved[0], ours.moved[1])
 		}
 		y += 20
-		s.text(margin, y, small, pageWidth-margin, "text", title)
+		s.Text(margin, y, small, pageWidth-margin, "text", title)
 		y += 9
 		if m.step == whyStep {
-			for _, line := range wrap(ours.why, chars(pageWidth-2*margin, small)) {
-				s.text(margin, y+9, small, pageWidth-margin, "dim", line)
+			for _, line := range svg.Wrap(ours.why, svg.Chars(pageWidth-2*margin, small)) {
+				s.Text(margin, y+9, small, pageWidth-margin, "dim", line)
 				y += cellLine
 			}
 		}
@@ -84,8 +86,8 @@ func layOneTag(stock, ours *run) (*svg, error) {
 			if m.heading == "" {
 				break
 			}
-			s.text(margin, y+cellLine, small, margin+nameWidth, "text", h.name)
-			s.text(margin, y+2*cellLine, small, margin+nameWidth, "dim", h.platform+" "+h.snapshotter)
+			s.Text(margin, y+cellLine, small, margin+nameWidth, "text", h.name)
+			s.Text(margin, y+2*cellLine, small, margin+nameWidth, "dim", h.platform+" "+h.snapshotter)
 			for _, side := range sides {
 				t, err := side.table(m.step, m.heading)
 				if err != nil {
@@ -99,8 +101,8 @@ func layOneTag(stock, ours *run) (*svg, error) {
 			y += height + 6
 		}
 		for _, name := range m.replicas {
-			s.text(margin, y+cellLine, small, margin+nameWidth, "text", "revision "+name[0])
-			s.text(margin, y+2*cellLine, small, margin+nameWidth, "dim", "pod "+name[1]+", "+ours.handlers[0].name)
+			s.Text(margin, y+cellLine, small, margin+nameWidth, "text", "revision "+name[0])
+			s.Text(margin, y+2*cellLine, small, margin+nameWidth, "dim", "pod "+name[1]+", "+ours.handlers[0].name)
 			for _, side := range sides {
 				if err := drawReplica(s, side.x, y, height, side.run, m.step, name); err != nil {
 					return nil, err
@@ -115,17 +117,17 @@ func layOneTag(stock, ours *run) (*svg, error) {
 		if side.containers != ours.containers {
 			class = "bad"
 		}
-		s.text(side.x, y+8, small, side.x+sideWidth, class, side.containers+" containers run at the end")
+		s.Text(side.x, y+8, small, side.x+sideWidth, class, side.containers+" containers run at the end")
 	}
 	y += 30
 	if len(stock.notes) > 0 {
-		for _, line := range wrap("[1] "+cause(stock.notes[0]), chars(pageWidth-2*margin, small)) {
-			s.text(margin, y, small, pageWidth-margin, "bad", line)
+		for _, line := range svg.Wrap("[1] "+cause(stock.notes[0]), svg.Chars(pageWidth-2*margin, small)) {
+			s.Text(margin, y, small, pageWidth-margin, "bad", line)
 			y += cellLine
 		}
 		y += 5
 	}
-	s.height = y
+	s.Height = y
 	return s, nil
 }
 
@@ -139,7 +141,7 @@ func describe(r *run) string {
 }
 
 // drawCell draws what the node has for a handler.
-func drawCell(s *svg, x, y, height float64, pods bool, r row) {
+func drawCell(s *svg.Picture, x, y, height float64, pods bool, r row) {
 	target := r.platform + " " + r.snapshotter
 	first, second := "image "+r.imageID+"  "+target, ""
 	var bad bool
@@ -161,7 +163,7 @@ func drawCell(s *svg, x, y, height float64, pods bool, r row) {
 }
 
 // drawReplica draws what a pod of a revision ran.
-func drawReplica(s *svg, x, y, height float64, r *run, step int, name [2]string) error {
+func drawReplica(s *svg.Picture, x, y, height float64, r *run, step int, name [2]string) error {
 	i := slices.IndexFunc(r.replicas[step], func(p replica) bool { return p.revision == name[0] && p.pod == name[1] })
 	if i < 0 {
 		return fmt.Errorf("step %d has no pod %s of revision %s", step, name[1], name[0])
@@ -181,19 +183,19 @@ func ran(output string) string {
 }
 
 // drawLines draws a cell of two lines, one of which has the color of the result.
-func drawLines(s *svg, x, y, height float64, bad bool, colored int, lines ...string) {
+func drawLines(s *svg.Picture, x, y, height float64, bad bool, colored int, lines ...string) {
 	box, class := "goodbox", "good"
 	if bad {
 		box, class = "badbox", "bad"
 	}
-	s.rect(x, y+2, sideWidth, height-2, box)
-	s.mark(x+10, y+cellLine+1, !bad)
+	s.Rect(x, y+2, sideWidth, height-2, box)
+	s.Mark(x+10, y+cellLine+1, !bad)
 	for i, text := range lines {
 		c := "text"
 		if i == colored {
 			c = class
 		}
-		s.text(x+28, y+float64(i+1)*cellLine+1, small, x+sideWidth-6, c, text)
+		s.Text(x+28, y+float64(i+1)*cellLine+1, small, x+sideWidth-6, c, text)
 	}
 }
 

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"encoding/xml"
 	"errors"
-	"fmt"
 	"io"
 	"os"
 	"path/filepath"
@@ -14,15 +13,16 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/imagepin/imagepin/integration/svg"
 	"github.com/imagepin/imagepin/pkg/imagepin/policy"
 )
 
 const directory = "../../docs/pictures"
 
 // layouts returns the pictures before they are files.
-func layouts(t *testing.T) map[string]*svg {
+func layouts(t *testing.T) map[string]*svg.Picture {
 	t.Helper()
-	all := map[string]*svg{"digest-policy.svg": layFlow(digestPolicy), "what-decides.svg": layFlow(whatDecides)}
+	all := map[string]*svg.Picture{"digest-policy.svg": layFlow(digestPolicy), "what-decides.svg": layFlow(whatDecides)}
 	var runs []*run
 	for _, r := range recordings {
 		c := recording(t, r.name)
@@ -123,38 +123,22 @@ func wellFormed(b []byte) error {
 	}
 }
 
-// misplaced returns the texts that are cut or overlap.
-func (s *svg) misplaced() []string {
-	var out []string
-	for i, a := range s.texts {
-		if a.x+a.width() > a.limit || a.x < 0 || a.limit > s.width {
-			out = append(out, fmt.Sprintf("%q ends at %.0f, its place at %.0f", a.text, a.x+a.width(), a.limit))
-		}
-		for _, b := range s.texts[i+1:] {
-			if a.x < b.x+b.width() && b.x < a.x+a.width() && a.y-a.size*0.8 < b.y && b.y-b.size*0.8 < a.y {
-				out = append(out, fmt.Sprintf("%q overlaps %q", a.text, b.text))
-			}
-		}
-	}
-	return out
-}
-
 func TestTextFits(t *testing.T) {
 	for name, s := range layouts(t) {
-		if len(s.texts) == 0 {
+		if len(s.Texts) == 0 {
 			t.Errorf("%s has no text", name)
 		}
 		if filepath.Base(name) == "demo.svg" || filepath.Base(name) == "demo-stock.svg" {
-			s.texts = s.texts[1:] // the title is in the bar, the lines scroll below it
+			s.Texts = s.Texts[1:] // the title is in the bar, the lines scroll below it
 		}
-		for _, m := range s.misplaced() {
+		for _, m := range s.Misplaced() {
 			t.Errorf("%s: %s", name, m)
 		}
 	}
-	bad := &svg{width: 100}
-	bad.text(0, 10, 10, 50, "text", "much too long")
-	bad.text(20, 14, 10, 100, "text", "over")
-	if got := bad.misplaced(); len(got) != 2 {
+	bad := &svg.Picture{Width: 100}
+	bad.Text(0, 10, 10, 50, "text", "much too long")
+	bad.Text(20, 14, 10, 100, "text", "over")
+	if got := bad.Misplaced(); len(got) != 2 {
 		t.Errorf("the check found %q", got)
 	}
 }
@@ -169,9 +153,9 @@ func checkLines[S any](t *testing.T, chart []step[S]) {
 	t.Helper()
 	s, all := layFlow(chart), place(chart)
 	for i, box := range all {
-		for _, l := range s.lines {
-			left, right := min(l[0].x, l[1].x), max(l[0].x, l[1].x)
-			top, bottom := min(l[0].y, l[1].y), max(l[0].y, l[1].y)
+		for _, l := range s.Lines {
+			left, right := min(l[0].X, l[1].X), max(l[0].X, l[1].X)
+			top, bottom := min(l[0].Y, l[1].Y), max(l[0].Y, l[1].Y)
 			if left < box.x+box.w-1 && right > box.x+1 && top < box.y+box.h-1 && bottom > box.y+1 {
 				t.Errorf("the line %v passes through %q", l, box.name)
 			}
@@ -182,8 +166,8 @@ func checkLines[S any](t *testing.T, chart []step[S]) {
 			}
 		}
 	}
-	if len(s.lines) < len(chart)-2 {
-		t.Errorf("the flowchart has only %d lines", len(s.lines))
+	if len(s.Lines) < len(chart)-2 {
+		t.Errorf("the flowchart has only %d lines", len(s.Lines))
 	}
 }
 
@@ -373,7 +357,7 @@ func TestReadCastRejects(t *testing.T) {
 }
 
 func TestWrap(t *testing.T) {
-	if got := wrap("one two threefour five", 7); !slices.Equal(got, []string{"one two", "threefo", "ur five"}) {
+	if got := svg.Wrap("one two threefour five", 7); !slices.Equal(got, []string{"one two", "threefo", "ur five"}) {
 		t.Errorf("got %q", got)
 	}
 }

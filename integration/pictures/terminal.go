@@ -3,6 +3,8 @@ package main
 import (
 	"fmt"
 	"strings"
+
+	"github.com/imagepin/imagepin/integration/svg"
 )
 
 // The screen of a recording. Its colors are those of a dark terminal in both modes.
@@ -50,23 +52,23 @@ func (c *cast) shows() []float64 {
 
 // drawTerminal draws a recording as a terminal that scrolls. Readers who prefer reduced motion see the last screen.
 func drawTerminal(c *cast) []byte {
-	return layTerminal(c).finish(c.header.Title, "Recording of "+c.header.Title+". docs/demo.md has the output as text.", screen+c.animation())
+	return layTerminal(c).Finish(c.header.Title, "Recording of "+c.header.Title+". docs/demo.md has the output as text.", screen+c.animation())
 }
 
-func layTerminal(c *cast) *svg {
-	width := 2*termMargin + float64(c.widest())*termSize*advance
+func layTerminal(c *cast) *svg.Picture {
+	width := 2*termMargin + float64(c.widest())*termSize*svg.Advance
 	view := rows * termLine
-	s := &svg{width: width + 2, height: termBar + view + termMargin + 2}
-	s.add(`<rect x="1" y="1" width="%s" height="%s" rx="8" class="bg"/>`, n(width), n(s.height-2))
-	s.add(`<path d="M1 %sV9a8 8 0 0 1 8-8H%sa8 8 0 0 1 8 8V%sz" class="bar"/>`, n(termBar), n(width-7), n(termBar))
-	s.text(termMargin, 19, 12, width-termMargin, "d", c.header.Title)
-	s.add(`<svg x="0" y="%s" width="%s" height="%s"><g class="s">`, n(termBar+termMargin/2), n(width), n(view))
+	s := &svg.Picture{Width: width + 2, Height: termBar + view + termMargin + 2}
+	s.Add(`<rect x="1" y="1" width="%s" height="%s" rx="8" class="bg"/>`, svg.N(width), svg.N(s.Height-2))
+	s.Add(`<path d="M1 %sV9a8 8 0 0 1 8-8H%sa8 8 0 0 1 8 8V%sz" class="bar"/>`, svg.N(termBar), svg.N(width-7), svg.N(termBar))
+	s.Text(termMargin, 19, 12, width-termMargin, "d", c.header.Title)
+	s.Add(`<svg x="0" y="%s" width="%s" height="%s"><g class="s">`, svg.N(termBar+termMargin/2), svg.N(width), svg.N(view))
 	for i, v := range c.events {
 		if v.line != "" {
-			s.text(termMargin, float64(i)*termLine+13, termSize, width, class(v.line), v.line)
+			s.Text(termMargin, float64(i)*termLine+13, termSize, width, class(v.line), v.line)
 		}
 	}
-	s.add(`</g><rect x="2" width="%s" height="%s" class="later"/></svg>`, n(width-2), n(view))
+	s.Add(`</g><rect x="2" width="%s" height="%s" class="later"/></svg>`, svg.N(width-2), svg.N(view))
 	return s
 }
 
@@ -85,8 +87,8 @@ func (c *cast) animation() string {
 			percent = 0
 		}
 		previous = percent
-		fmt.Fprintf(&scroll, "%.2f%%{transform:translateY(%spx)}", percent, n(-termLine*float64(max(0, i+1-rows))))
-		fmt.Fprintf(&cover, "%.2f%%{transform:translateY(%spx)}", percent, n(termLine*float64(min(i+1, rows))))
+		fmt.Fprintf(&scroll, "%.2f%%{transform:translateY(%spx)}", percent, svg.N(-termLine*float64(max(0, i+1-rows))))
+		fmt.Fprintf(&cover, "%.2f%%{transform:translateY(%spx)}", percent, svg.N(termLine*float64(min(i+1, rows))))
 	}
 	end := -termLine * float64(max(0, len(at)-rows))
 	return fmt.Sprintf(`
@@ -95,5 +97,5 @@ func (c *cast) animation() string {
 @keyframes s{%s}
 @keyframes l{%s}
 @media(prefers-reduced-motion:reduce){.s,.later{animation:none}}
-`, n(termLine*rows), total, n(end), total, scroll.String(), cover.String())
+`, svg.N(termLine*rows), total, svg.N(end), total, scroll.String(), cover.String())
 }
