@@ -13,12 +13,8 @@ import (
 	api "github.com/imagepin/imagepin/api/imagepin/v1"
 )
 
-const (
-	// tableWidth is the width of a terminal that a table fits.
-	tableWidth = 80
-	// maxReason is how much of the error of a snapshotter fits a table, in characters.
-	maxReason = 40
-)
+// maxReason is how much of the error of a snapshotter fits a table on a terminal, in characters.
+const maxReason = 40
 
 const duDescription = `Shows the disk space of images. UNIQUE is what only this image needs, and "imagepin
 rm" frees; SHARED is what also other images need, or pins that retain content.
@@ -35,7 +31,8 @@ not count.
 A snapshotter that does not answer within two seconds is listed with an error, and
 its snapshots do not count.
 
-"-o wide" adds the image ID and the size in each snapshotter.
+"-o wide" adds the image ID, which is the digest of the configuration of the image,
+and the size in each snapshotter.
 
 Exit code:
   0  all snapshotters answered
@@ -85,9 +82,12 @@ func (a *app) printUsage(cmd *cli.Command, u *api.DiskUsageResponse) error {
 			rows[i] = append(rows[i], unpackedText(img), a.style(cmd).digest(img.GetImageId()))
 		}
 	}
-	room, s := tableWidth-widthOf(header, rows), a.style(cmd)
-	if s.noTrunc = s.noTrunc || wide; s.noTrunc {
-		room = unlimited
+	s := a.style(cmd)
+	s.noTrunc = s.noTrunc || wide
+	room := unlimited
+	if t, ok := terminal(a.Out); ok && !s.noTrunc {
+		width, _ := terminalSize(t)
+		room = width - widthOf(header, rows)
 	}
 	for i, img := range u.GetImages() {
 		rows[i] = append(rows[i], refsText(s, img.GetRefs(), room))
@@ -98,10 +98,10 @@ func (a *app) printUsage(cmd *cli.Command, u *api.DiskUsageResponse) error {
 	if _, err := fmt.Fprintln(a.Out); err != nil {
 		return err
 	}
-	return table(a.Out, []string{"TOTAL", "ITEMS", "SIZE"}, usageTotals(u))
+	return table(a.Out, []string{"TOTAL", "ITEMS", "SIZE"}, usageTotals(s, u))
 }
 
-func usageTotals(u *api.DiskUsageResponse) [][]string {
+func usageTotals(s style, u *api.DiskUsageResponse) [][]string {
 	content := func(name string, c *api.ContentUsage) []string {
 		return []string{name, count(c.GetBlobs(), "blob"), bytesText(c.GetSize())}
 	}
@@ -111,7 +111,7 @@ func usageTotals(u *api.DiskUsageResponse) [][]string {
 	rows := [][]string{content("content", u.GetContent())}
 	for _, sn := range u.GetSnapshotters() {
 		if sn.GetError() != "" {
-			rows = append(rows, []string{sn.GetSnapshotter(), none, "unknown: " + cut(firstLine(sn.GetError()), maxReason)})
+			rows = append(rows, []string{sn.GetSnapshotter(), none, "unknown: " + s.reason(sn.GetError())})
 			continue
 		}
 		rows = append(rows, snapshots(sn.GetSnapshotter(), sn.GetSnapshots(), sn.GetSize()))
@@ -126,6 +126,14 @@ func usageTotals(u *api.DiskUsageResponse) [][]string {
 		}
 	}
 	return rows
+}
+
+// reason returns the first line of an error, cut on a terminal.
+func (s style) reason(text string) string {
+	if !s.terminal {
+		return firstLine(text)
+	}
+	return cut(firstLine(text), maxReason)
 }
 
 // bytesText formats a number of bytes that is known.

@@ -13,12 +13,13 @@ import (
 )
 
 const imagesDescription = `Lists the images of the node, one line for each reference and target (platform
-and snapshotter). HANDLERS are the runtime handlers with this target, IMAGE ID is
-the digest of the configuration, PIN the scope of the pin that holds the
-reference at its digest. Pods cannot use an image that is "damaged" (see
-imagepin check), wait for one that is "comparing" after a boot, and no runtime
-handler has the target of one that is "unused". "-o wide" adds the target, the
-digest of the manifest for the platform, and when the image was pulled.
+and snapshotter). HANDLERS are the runtime handlers with this target, PIN the
+scope of the pin that holds the reference at its digest. Pods cannot use an image
+that is "damaged" (see imagepin check), wait for one that is "comparing" after a
+boot, and no runtime handler has the target of one that is "unused". "-o wide"
+adds the target, MANIFEST, IMAGE ID, and when the image was pulled.
+
+` + digestHelp + `
 
 A reference by digest is listed only if no tag has its image for the target.
 With --all, or as JSON or YAML, all references are listed.
@@ -44,7 +45,7 @@ func (a *app) imagesCommand() *cli.Command {
 			&cli.StringFlag{Name: "handler", Usage: "only images for runtime `HANDLER`"},
 			&cli.BoolFlag{Name: "all", Usage: "also references by digest whose image has a tag"},
 			&cli.BoolFlag{Name: "quiet", Aliases: []string{"q"}, Usage: "only image IDs, each once"},
-			&cli.BoolFlag{Name: "digests", Usage: "also the digests that the references resolved to"},
+			&cli.BoolFlag{Name: "digests", Usage: "complete digests in DIGEST"},
 			&cli.BoolFlag{Name: "watch", Aliases: []string{"w"}, Usage: "print changes until interrupted"},
 			noTruncFlag(),
 		},
@@ -119,26 +120,24 @@ type column struct {
 	cell  func(*api.Key) string
 }
 
-// imageColumns returns the columns for the flags of cmd. References and digests of --digests are complete, so that
-// users can copy them.
+// imageColumns returns the columns for the flags of cmd.
 func imageColumns(cmd *cli.Command, s style) []column {
 	wide := cmd.String("output") == outputWide
-	columns := []column{{"REFERENCE", (*api.Key).GetRef}}
+	columns := []column{{"REFERENCE", func(k *api.Key) string { return s.ref(k.GetRef()) }}}
 	if wide {
 		columns = append(columns,
 			column{"PLATFORM", func(k *api.Key) string { return k.GetTarget().GetPlatform() }},
 			column{"SNAPSHOTTER", func(k *api.Key) string { return k.GetTarget().GetSnapshotter() }})
 	}
-	columns = append(columns, column{"HANDLERS", handlersText})
-	if cmd.Bool("digests") {
-		columns = append(columns, column{"DIGEST", func(k *api.Key) string { return orNone(k.GetRoot().GetDigest()) }})
-	}
+	root := s
+	root.noTrunc = root.noTrunc || cmd.Bool("digests")
+	columns = append(columns, column{"HANDLERS", handlersText}, column{"DIGEST", func(k *api.Key) string { return root.digest(k.GetRoot().GetDigest()) }})
 	if wide {
-		columns = append(columns, column{"MANIFEST", func(k *api.Key) string { return s.digest(k.GetManifest()) }})
+		columns = append(columns,
+			column{"MANIFEST", func(k *api.Key) string { return s.digest(k.GetManifest()) }},
+			column{"IMAGE ID", func(k *api.Key) string { return s.digest(k.GetImageId()) }})
 	}
-	columns = append(columns,
-		column{"IMAGE ID", func(k *api.Key) string { return s.digest(k.GetImageId()) }},
-		column{"SIZE", func(k *api.Key) string { return orNone(size(k.GetSize())) }})
+	columns = append(columns, column{"SIZE", func(k *api.Key) string { return orNone(size(k.GetSize())) }})
 	if wide {
 		columns = append(columns, column{"PULLED", func(k *api.Key) string { return s.time(k.GetReadyAt()) }})
 	}

@@ -13,6 +13,8 @@ import (
 const inspectDescription = `Shows all details of a reference or an image ID: the rule that applies, each
 platform and snapshotter that has it, and each pin with its history and drift.
 
+` + digestHelp + `
+
 Examples:
   imagepin inspect docker.io/library/nginx:1.29
   imagepin inspect nginx:1.29 -o json | jq .pins`

@@ -21,6 +21,8 @@ is "running", "ready", or "missing" if the image is not ready for a target. It
 also lists images that the lock does not name, and containers that run another
 digest than the lock has for their reference.
 
+` + digestHelp + `
+
 Exit code:
   0   all images of the lock are ready, and no container runs another digest, or
       the node has no lock and --expect is not used

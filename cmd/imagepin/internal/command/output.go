@@ -56,14 +56,21 @@ func block(w io.Writer, indent string, fields ...field) error {
 	return tw.Flush()
 }
 
-// style is the format of digests and times in a table.
+// digestHelp is in the help of each command with a table of digests.
+const digestHelp = `DIGEST is what the registry returns for a tag, usually the digest of an index: pins
+hold it, and commands accept its 12 digits. MANIFEST is the digest of one platform
+in it, and IMAGE ID that of the configuration of the image.`
+
+// style is the format of references, digests and times in a table.
 type style struct {
-	noTrunc bool
-	now     time.Time
+	noTrunc  bool
+	terminal bool
+	now      time.Time
 }
 
 func (a *app) style(cmd *cli.Command) style {
-	return style{noTrunc: cmd.Bool("no-trunc"), now: a.now()}
+	_, isTerminal := terminal(a.Out)
+	return style{noTrunc: cmd.Bool("no-trunc"), terminal: isTerminal, now: a.now()}
 }
 
 func (s style) digest(d string) string {
@@ -76,10 +83,10 @@ func (s style) digest(d string) string {
 	return short(d)
 }
 
-// ref truncates the digest in a reference.
+// ref truncates the digest in a reference on a terminal. What reads a pipe gets a reference that it can use.
 func (s style) ref(ref string) string {
 	name, d, ok := strings.Cut(ref, "@")
-	if s.noTrunc || !ok {
+	if s.noTrunc || !s.terminal || !ok {
 		return ref
 	}
 	return name + "@" + short(d)

@@ -38,6 +38,8 @@ lookup_interval. "gone" means that it no longer has the pinned digest, "no
 access" that it does not accept the node's credentials, "no answer" that it was
 not available.
 
+` + digestHelp + `
+
 With --check, it first looks up the pins that it lists, with the node's
 credentials.
 

@@ -23,6 +23,8 @@ and "-" without a pin. A container names its image volume after a colon.
 The pins are those that a new container of the pod would use: of the lock, the
 cluster or the node. No request is sent to a registry.
 
+` + digestHelp + `
+
 "-o wide" adds the scope of the pin, what made it, the image ID and the container
 ID.
 
