@@ -34,9 +34,33 @@ func TestUndo(t *testing.T) {
 			t.Errorf("undo %d: got pin %v", i, p)
 		}
 	}
-	if out, code := r.Operator("pin", "undo", ref, "--scope", "workload/shop/app=1"); code != 1 || !strings.Contains(out, "UnknownPin") {
-		t.Errorf("undo in another scope: exit code %d\n%s", code, out)
+	// The tag has the image of the digest before the last undo until the next pull.
+	if out, _ := r.Operator("images", "--ref", ref); !strings.Contains(out, " node at "+old[len("sha256:"):][:12]+"\n") {
+		t.Errorf("images after the undo:\n%s", out)
 	}
+	r.MustPull(ref, "")
+	if out, _ := r.Operator("images", "--ref", ref); !strings.Contains(out, " "+old[len("sha256:"):][:12]+" ") || !strings.Contains(out, " node\n") {
+		t.Errorf("images after the pull:\n%s", out)
+	}
+}
+
+// TestOtherScopes checks that commands for a pin name the other scopes of its tag.
+func TestOtherScopes(t *testing.T) {
+	t.Parallel()
+	r := testkit.NewRig(t, node.Options{NoPods: true})
+	ref := r.Reg.Ref("shop/app:v1")
+	digest := r.Version("shop/app:v1", "app")
+	r.MustPull(ref, "")
+	const scope, other = "workload/shop/app=1", "workload/shop/app=2"
+	for _, command := range [][]string{{"pin", "undo", ref}, {"pin", "rm", ref}, {"diff", ref, "--scope", "node"}} {
+		r.WantOperator(0, []string{"pin", "set", ref, digest, "--scope", scope})
+		r.WantOperator(1, command, "UnknownPin", "scope node", "--scope: "+scope)
+	}
+	r.WantOperator(0, []string{"pin", "set", ref, digest, "--scope", other}, "1 pin in other scopes, unchanged: "+scope)
+	r.WantOperator(1, []string{"pin", "undo", ref}, scope+", "+other)
+	r.WantOperator(0, []string{"pin", "rm", ref, "--scope", other}, "1 pin in other scopes, unchanged: "+scope)
+	r.WantOperator(1, []string{"pin", "rm", ref, "--scope", ""}, "a scope is not empty")
+	r.WantOperator(0, []string{"pin", "ls", "--scope", "all"}, scope)
 }
 
 // TestRefreshDrifted refreshes all drifted pins, also if one of them fails.

@@ -159,11 +159,14 @@ type Key struct {
 	// ready; damaged: a part of the image is gone or differs, no pod uses it, and it is repaired in the background; unused: no
 	// runtime handler has the target; comparing: its files are compared with its layers after a boot, calls for it wait;
 	// unverified: ready, and its files could not be compared
-	State         string                 `protobuf:"bytes,15,opt,name=state,proto3" json:"state,omitempty"`
-	Problem       string                 `protobuf:"bytes,16,opt,name=problem,proto3" json:"problem,omitempty"` // what is wrong with a damaged image, or why an unverified one could not be compared
-	Since         *timestamppb.Timestamp `protobuf:"bytes,17,opt,name=since,proto3" json:"since,omitempty"`     // when the key became damaged or unused; unset if it is ready, or not known
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	State   string                 `protobuf:"bytes,15,opt,name=state,proto3" json:"state,omitempty"`
+	Problem string                 `protobuf:"bytes,16,opt,name=problem,proto3" json:"problem,omitempty"` // what is wrong with a damaged image, or why an unverified one could not be compared
+	Since   *timestamppb.Timestamp `protobuf:"bytes,17,opt,name=since,proto3" json:"since,omitempty"`     // when the key became damaged or unused; unset if it is ready, or not known
+	// scope and digest of the pin that holds the reference at another digest, if none holds it at this one: the next pull uses it
+	OtherPin       string `protobuf:"bytes,18,opt,name=other_pin,json=otherPin,proto3" json:"other_pin,omitempty"`
+	OtherPinDigest string `protobuf:"bytes,19,opt,name=other_pin_digest,json=otherPinDigest,proto3" json:"other_pin_digest,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *Key) Reset() {
@@ -313,6 +316,20 @@ func (x *Key) GetSince() *timestamppb.Timestamp {
 		return x.Since
 	}
 	return nil
+}
+
+func (x *Key) GetOtherPin() string {
+	if x != nil {
+		return x.OtherPin
+	}
+	return ""
+}
+
+func (x *Key) GetOtherPinDigest() string {
+	if x != nil {
+		return x.OtherPinDigest
+	}
+	return ""
 }
 
 // Credential is a credential for a registry, as the CRI's AuthConfig.
@@ -1766,7 +1783,9 @@ func (x *SetPinRequest) GetForce() bool {
 type SetPinResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Pin           *Pin                   `protobuf:"bytes,1,opt,name=pin,proto3" json:"pin,omitempty"`
-	Previous      string                 `protobuf:"bytes,2,opt,name=previous,proto3" json:"previous,omitempty"` // digest of the pin before; empty if the pin is new
+	Previous      string                 `protobuf:"bytes,2,opt,name=previous,proto3" json:"previous,omitempty"`                          // digest of the pin before; empty if the pin is new
+	Others        int64                  `protobuf:"varint,3,opt,name=others,proto3" json:"others,omitempty"`                             // pins of the reference in other scopes, which are unchanged
+	OtherScopes   []string               `protobuf:"bytes,4,rep,name=other_scopes,json=otherScopes,proto3" json:"other_scopes,omitempty"` // their scopes, 8 at most
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1813,6 +1832,20 @@ func (x *SetPinResponse) GetPrevious() string {
 		return x.Previous
 	}
 	return ""
+}
+
+func (x *SetPinResponse) GetOthers() int64 {
+	if x != nil {
+		return x.Others
+	}
+	return 0
+}
+
+func (x *SetPinResponse) GetOtherScopes() []string {
+	if x != nil {
+		return x.OtherScopes
+	}
+	return nil
 }
 
 type UndoPinRequest struct {
@@ -2161,7 +2194,9 @@ func (x *RemovePinRequest) GetRef() string {
 
 type RemovePinResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Pin           *Pin                   `protobuf:"bytes,1,opt,name=pin,proto3" json:"pin,omitempty"`
+	Pin           *Pin                   `protobuf:"bytes,1,opt,name=pin,proto3" json:"pin,omitempty"`                                    // the removed pin
+	Others        int64                  `protobuf:"varint,2,opt,name=others,proto3" json:"others,omitempty"`                             // pins of the reference in other scopes, which are unchanged
+	OtherScopes   []string               `protobuf:"bytes,3,rep,name=other_scopes,json=otherScopes,proto3" json:"other_scopes,omitempty"` // their scopes, 8 at most
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2199,6 +2234,20 @@ func (*RemovePinResponse) Descriptor() ([]byte, []int) {
 func (x *RemovePinResponse) GetPin() *Pin {
 	if x != nil {
 		return x.Pin
+	}
+	return nil
+}
+
+func (x *RemovePinResponse) GetOthers() int64 {
+	if x != nil {
+		return x.Others
+	}
+	return 0
+}
+
+func (x *RemovePinResponse) GetOtherScopes() []string {
+	if x != nil {
+		return x.OtherScopes
 	}
 	return nil
 }
@@ -5927,6 +5976,7 @@ type ExtraImage struct {
 	ImageId       string                 `protobuf:"bytes,1,opt,name=image_id,json=imageId,proto3" json:"image_id,omitempty"`
 	Refs          []string               `protobuf:"bytes,2,rep,name=refs,proto3" json:"refs,omitempty"`
 	Containers    int64                  `protobuf:"varint,3,opt,name=containers,proto3" json:"containers,omitempty"`
+	Digest        string                 `protobuf:"bytes,4,opt,name=digest,proto3" json:"digest,omitempty"` // of the first of refs
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -5982,6 +6032,13 @@ func (x *ExtraImage) GetContainers() int64 {
 	return 0
 }
 
+func (x *ExtraImage) GetDigest() string {
+	if x != nil {
+		return x.Digest
+	}
+	return ""
+}
+
 // DriftedContainer is a container that runs another digest than the lock has for its reference.
 type DriftedContainer struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -5991,6 +6048,7 @@ type DriftedContainer struct {
 	Ref           string                 `protobuf:"bytes,4,opt,name=ref,proto3" json:"ref,omitempty"`
 	Locked        string                 `protobuf:"bytes,5,opt,name=locked,proto3" json:"locked,omitempty"`                  // digest
 	ImageId       string                 `protobuf:"bytes,6,opt,name=image_id,json=imageId,proto3" json:"image_id,omitempty"` // that runs
+	Digest        string                 `protobuf:"bytes,7,opt,name=digest,proto3" json:"digest,omitempty"`                  // that runs; empty if the node no longer knows it
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -6063,6 +6121,13 @@ func (x *DriftedContainer) GetLocked() string {
 func (x *DriftedContainer) GetImageId() string {
 	if x != nil {
 		return x.ImageId
+	}
+	return ""
+}
+
+func (x *DriftedContainer) GetDigest() string {
+	if x != nil {
+		return x.Digest
 	}
 	return ""
 }
@@ -6483,7 +6548,7 @@ const file_imagepin_v1_imagepin_proto_rawDesc = "" +
 	"\x04size\x18\x03 \x01(\x03R\x04size\"F\n" +
 	"\x06Target\x12\x1a\n" +
 	"\bplatform\x18\x01 \x01(\tR\bplatform\x12 \n" +
-	"\vsnapshotter\x18\x02 \x01(\tR\vsnapshotter\"\xf6\x03\n" +
+	"\vsnapshotter\x18\x02 \x01(\tR\vsnapshotter\"\xbd\x04\n" +
 	"\x03Key\x12\x10\n" +
 	"\x03ref\x18\x01 \x01(\tR\x03ref\x12+\n" +
 	"\x06target\x18\x02 \x01(\v2\x13.imagepin.v1.TargetR\x06target\x12\x1a\n" +
@@ -6502,7 +6567,9 @@ const file_imagepin_v1_imagepin_proto_rawDesc = "" +
 	"\x03pin\x18\x0e \x01(\tR\x03pin\x12\x14\n" +
 	"\x05state\x18\x0f \x01(\tR\x05state\x12\x18\n" +
 	"\aproblem\x18\x10 \x01(\tR\aproblem\x120\n" +
-	"\x05since\x18\x11 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\"\xa6\x01\n" +
+	"\x05since\x18\x11 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\x12\x1b\n" +
+	"\tother_pin\x18\x12 \x01(\tR\botherPin\x12(\n" +
+	"\x10other_pin_digest\x18\x13 \x01(\tR\x0eotherPinDigest\"\xa6\x01\n" +
 	"\n" +
 	"Credential\x12\x1a\n" +
 	"\busername\x18\x01 \x01(\tR\busername\x12\x1a\n" +
@@ -6625,10 +6692,12 @@ const file_imagepin_v1_imagepin_proto_rawDesc = "" +
 	"credential\x18\x05 \x01(\v2\x17.imagepin.v1.CredentialR\n" +
 	"credential\x12\x14\n" +
 	"\x05force\x18\x06 \x01(\bR\x05forceB\t\n" +
-	"\a_retain\"P\n" +
+	"\a_retain\"\x8b\x01\n" +
 	"\x0eSetPinResponse\x12\"\n" +
 	"\x03pin\x18\x01 \x01(\v2\x10.imagepin.v1.PinR\x03pin\x12\x1a\n" +
-	"\bprevious\x18\x02 \x01(\tR\bprevious\"q\n" +
+	"\bprevious\x18\x02 \x01(\tR\bprevious\x12\x16\n" +
+	"\x06others\x18\x03 \x01(\x03R\x06others\x12!\n" +
+	"\fother_scopes\x18\x04 \x03(\tR\votherScopes\"q\n" +
 	"\x0eUndoPinRequest\x12\x14\n" +
 	"\x05scope\x18\x01 \x01(\tR\x05scope\x12\x10\n" +
 	"\x03ref\x18\x02 \x01(\tR\x03ref\x127\n" +
@@ -6652,9 +6721,11 @@ const file_imagepin_v1_imagepin_proto_rawDesc = "" +
 	"\x05bytes\x18\x03 \x01(\x03R\x05bytes\":\n" +
 	"\x10RemovePinRequest\x12\x14\n" +
 	"\x05scope\x18\x01 \x01(\tR\x05scope\x12\x10\n" +
-	"\x03ref\x18\x02 \x01(\tR\x03ref\"7\n" +
+	"\x03ref\x18\x02 \x01(\tR\x03ref\"r\n" +
 	"\x11RemovePinResponse\x12\"\n" +
-	"\x03pin\x18\x01 \x01(\v2\x10.imagepin.v1.PinR\x03pin\"q\n" +
+	"\x03pin\x18\x01 \x01(\v2\x10.imagepin.v1.PinR\x03pin\x12\x16\n" +
+	"\x06others\x18\x02 \x01(\x03R\x06others\x12!\n" +
+	"\fother_scopes\x18\x03 \x03(\tR\votherScopes\"q\n" +
 	"\x0eRefreshRequest\x12\x10\n" +
 	"\x03ref\x18\x01 \x01(\tR\x03ref\x12\x14\n" +
 	"\x05scope\x18\x02 \x01(\tR\x05scope\x127\n" +
@@ -6980,21 +7051,23 @@ const file_imagepin_v1_imagepin_proto_rawDesc = "" +
 	"\amissing\x18\x06 \x03(\v2\x13.imagepin.v1.TargetR\amissing\x12\x1e\n" +
 	"\n" +
 	"containers\x18\a \x01(\x03R\n" +
-	"containers\"[\n" +
+	"containers\"s\n" +
 	"\n" +
 	"ExtraImage\x12\x19\n" +
 	"\bimage_id\x18\x01 \x01(\tR\aimageId\x12\x12\n" +
 	"\x04refs\x18\x02 \x03(\tR\x04refs\x12\x1e\n" +
 	"\n" +
 	"containers\x18\x03 \x01(\x03R\n" +
-	"containers\"\xa5\x01\n" +
+	"containers\x12\x16\n" +
+	"\x06digest\x18\x04 \x01(\tR\x06digest\"\xbd\x01\n" +
 	"\x10DriftedContainer\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x10\n" +
 	"\x03pod\x18\x02 \x01(\tR\x03pod\x12\x1c\n" +
 	"\tcontainer\x18\x03 \x01(\tR\tcontainer\x12\x10\n" +
 	"\x03ref\x18\x04 \x01(\tR\x03ref\x12\x16\n" +
 	"\x06locked\x18\x05 \x01(\tR\x06locked\x12\x19\n" +
-	"\bimage_id\x18\x06 \x01(\tR\aimageId\"/\n" +
+	"\bimage_id\x18\x06 \x01(\tR\aimageId\x12\x16\n" +
+	"\x06digest\x18\a \x01(\tR\x06digest\"/\n" +
 	"\x11RemoveLockRequest\x12\x1a\n" +
 	"\bprevious\x18\x01 \x01(\bR\bprevious\"F\n" +
 	"\x12RemoveLockResponse\x120\n" +

@@ -477,7 +477,7 @@ func TestUsage(t *testing.T) {
 	noError(t, err)
 	target := runtimeplatform.Target{Platform: platforms.Format(platforms.MustParse("linux/amd64")), Snapshotter: "native"}
 	e.settings.SandboxImage = "registry.example/pause:3"
-	for ref, text := range map[string]string{"registry.example/pause:3": "pause", "registry.example/old:1": "old", "registry.example/other:1": "one"} {
+	for ref, text := range map[string]string{"registry.example/pause:3": "pause", "registry.example/old:1": "old", "registry.example/other:1": "one", "registry.example/app@" + root("before").Digest.String(): "before"} {
 		k := imagepin.Key{Ref: ref, Target: target}
 		e.machine.entries[k] = imagepin.Entry{Key: k, Root: root(text), ImageID: imageID(root(text).Digest)}
 	}
@@ -486,22 +486,26 @@ func TestUsage(t *testing.T) {
 		{Name: "right", Ref: "registry.example/app:1", ImageID: id("one")},
 		{Name: "by ID", ImageID: id("one")},
 		{Name: "drifted", Ref: "registry.example/app:1", ImageID: id("old")},
+		{Name: "before the lock", Ref: "registry.example/app:1", ImageID: id("before")},
 		{Name: "not locked", Ref: "registry.example/old:1", ImageID: id("old")},
 		{Name: "by digest", Ref: "registry.example/raw@" + root("two").Digest.String(), ImageID: id("two")},
 	}
 	u, err := e.Usage(e.ctx)
 	noError(t, err)
-	if len(u.Drifted) != 1 || u.Drifted[0].Name != "drifted" || u.Drifted[0].Locked != root("one").Digest {
+	if len(u.Drifted) != 2 || u.Drifted[0].Name != "drifted" || u.Drifted[0].Locked != root("one").Digest || u.Drifted[0].Digest != "" {
+		t.Errorf("drifted %+v", u.Drifted) // the node knows the image of another repository only
+	}
+	if len(u.Drifted) != 2 || u.Drifted[1].Digest != root("before").Digest {
 		t.Errorf("drifted %+v", u.Drifted)
 	}
-	if len(u.Extra) != 1 || u.Extra[0].Containers != 2 || !slices.Equal(u.Extra[0].Refs, []string{"registry.example/old:1"}) {
+	if len(u.Extra) != 2 || u.Extra[1].Containers != 2 || !slices.Equal(u.Extra[1].Refs, []string{"registry.example/old:1"}) || u.Extra[1].Digest != root("old").Digest {
 		t.Errorf("extra %+v", u.Extra)
 	}
 	if one, two := u.Running[image(t, "app", "one").Ref.String()], u.Running[image(t, "raw", "two").Ref.String()]; one != 2 || two != 1 {
 		t.Errorf("running %v", u.Running)
 	}
 	noError(t, e.countDrift(e.ctx))
-	if got := e.Status().DriftedContainers; got != 1 {
+	if got := e.Status().DriftedContainers; got != 2 {
 		t.Errorf("%d drifted containers", got)
 	}
 	_, err = e.Remove(e.ctx, false)

@@ -33,6 +33,8 @@ type Usage struct {
 // Drifted is a container that runs another digest than the lock.
 type Drifted struct {
 	Container
+	// Digest is the digest that the container runs. It is empty if the node no longer knows it.
+	Digest digest.Digest
 	// Locked is the digest that the lock has for the container's reference.
 	Locked digest.Digest
 }
@@ -41,6 +43,8 @@ type Drifted struct {
 type Extra struct {
 	ImageID digest.Digest
 	Refs    []string
+	// Digest is that of the first reference.
+	Digest digest.Digest
 	// Containers is the number of running containers of the image.
 	Containers int
 }
@@ -68,6 +72,7 @@ func (a *Applier) Usage(ctx context.Context) (Usage, error) {
 		}
 		locked[i.Ref.String()], tags[i.Name().String()] = ids, i.Ref.String()
 	}
+	images := a.config.Images.Images()
 	used := make(map[digest.Digest]int)
 	for _, c := range containers {
 		used[c.ImageID]++
@@ -77,11 +82,30 @@ func (a *Applier) Usage(ctx context.Context) (Usage, error) {
 			}
 		}
 		if ref, ok := tags[c.Ref]; ok && !locked[ref][c.ImageID] {
-			u.Drifted = append(u.Drifted, Drifted{Container: c, Locked: digestIn(ref)})
+			u.Drifted = append(u.Drifted, Drifted{Container: c, Digest: runs(images, c), Locked: digestIn(ref)})
 		}
 	}
-	u.Extra = a.extra(isLocked, used)
+	u.Extra = a.extra(images, isLocked, used)
 	return u, nil
+}
+
+// runs returns the digest of the image that a container runs, in the repository of its reference.
+func runs(images []store.Image, c Container) digest.Digest {
+	repository := c.Ref
+	if ref, err := imagepin.ParseReference(c.Ref); err == nil {
+		repository = ref.Name()
+	}
+	for _, img := range images {
+		if img.ID != c.ImageID {
+			continue
+		}
+		for _, e := range img.Entries {
+			if imagepin.InRepository(e.Ref, repository) {
+				return e.Root.Digest
+			}
+		}
+	}
+	return ""
 }
 
 // digestIn returns the digest in a normalized reference.
@@ -94,13 +118,19 @@ func digestIn(ref string) digest.Digest {
 }
 
 // extra returns the images that are not locked, without the sandbox image.
-func (a *Applier) extra(locked map[digest.Digest]bool, used map[digest.Digest]int) (all []Extra) {
+func (a *Applier) extra(images []store.Image, locked map[digest.Digest]bool, used map[digest.Digest]int) (all []Extra) {
 	sandbox := a.config.Settings().SandboxImage
-	for _, img := range a.config.Images.Images() {
+	for _, img := range images {
 		if locked[img.ID] || slices.ContainsFunc(img.Entries, func(e imagepin.Entry) bool { return e.Ref == sandbox }) {
 			continue
 		}
-		all = append(all, Extra{ImageID: img.ID, Refs: refsOf(img), Containers: used[img.ID]})
+		of := Extra{ImageID: img.ID, Refs: refsOf(img), Containers: used[img.ID]}
+		for _, e := range img.Entries {
+			if e.Ref == of.Refs[0] {
+				of.Digest = e.Root.Digest
+			}
+		}
+		all = append(all, of)
 	}
 	slices.SortFunc(all, func(a, b Extra) int { return cmp.Or(slices.Compare(a.Refs, b.Refs), cmp.Compare(a.ImageID, b.ImageID)) })
 	return all

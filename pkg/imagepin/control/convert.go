@@ -40,13 +40,21 @@ func (s *Server) key(e imagepin.Entry) *api.Key {
 			k.Since = timestamppb.New(e.UnusedAt)
 		}
 	}
-	for _, p := range s.config.Pins.Scopes(e.Ref) {
-		if p.Root.Digest == e.Root.Digest {
+	s.setPins(k, s.config.Pins.Scopes(e.Ref))
+	return k
+}
+
+// setPins sets the pin that holds a key at its digest or, if there is none, the first that holds it at another one.
+func (s *Server) setPins(k *api.Key, pins []pin.Pin) {
+	for _, p := range pins {
+		if p.Root.Digest.String() == k.GetRoot().GetDigest() {
 			k.Pin = string(p.Scope)
-			break
+			return
 		}
 	}
-	return k
+	if len(pins) > 0 {
+		k.OtherPin, k.OtherPinDigest = string(pins[0].Scope), pins[0].Root.Digest.String()
+	}
 }
 
 // The states of a key.

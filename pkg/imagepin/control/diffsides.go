@@ -112,7 +112,7 @@ func (s *Server) pinToCompare(ref, scope string) (_ pin.Pin, pinned bool, _ erro
 		return all[i], true, nil
 	}
 	if scope != "" {
-		return pin.Pin{}, false, pin.Unknown(pin.ID{Scope: parsed, Ref: ref})
+		return pin.Pin{}, false, s.nameScopes(pin.Unknown(pin.ID{Scope: parsed, Ref: ref}), ref)
 	}
 	var scopes []string
 	for _, p := range all {

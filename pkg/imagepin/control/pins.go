@@ -103,7 +103,7 @@ func (s *Server) SetPin(ctx context.Context, r *api.SetPinRequest) (*api.SetPinR
 		if err != nil {
 			return nil, err
 		}
-		return &api.SetPinResponse{Pin: Pin(p), Previous: previous.String()}, nil
+		return s.pinSet(p, previous), nil
 	})
 }
 
@@ -116,9 +116,11 @@ func (s *Server) RemovePin(ctx context.Context, r *api.RemovePinRequest) (*api.R
 		}
 		p, err := s.config.Pins.Remove(ctx, pin.ID{Scope: scope, Ref: ref.String()})
 		if err != nil {
-			return nil, err
+			return nil, s.nameScopes(err, ref.String())
 		}
-		return &api.RemovePinResponse{Pin: Pin(p)}, nil
+		resp := &api.RemovePinResponse{Pin: Pin(p)}
+		resp.Others, resp.OtherScopes = s.otherScopes(p.ID)
+		return resp, nil
 	})
 }
 

@@ -15,8 +15,8 @@ func (s *Server) UndoPin(ctx context.Context, r *api.UndoPinRequest) (*api.SetPi
 		}
 		p, previous, err := s.config.Decider.UndoPin(ctx, ref, scope, Credential(r.GetCredential()))
 		if err != nil {
-			return nil, err
+			return nil, s.nameScopes(err, ref.String())
 		}
-		return &api.SetPinResponse{Pin: Pin(p), Previous: previous.String()}, nil
+		return s.pinSet(p, previous), nil
 	})
 }

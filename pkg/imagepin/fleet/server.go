@@ -274,11 +274,11 @@ func lockStatus(st apply.Status, used apply.Usage) *api.LockStatusResponse {
 		resp.Images = append(resp.Images, lockedImage(i, used.Running[i.Ref.String()], resp.Counts))
 	}
 	for _, e := range used.Extra {
-		resp.Extra = append(resp.Extra, &api.ExtraImage{ImageId: e.ImageID.String(), Refs: e.Refs, Containers: int64(e.Containers)})
+		resp.Extra = append(resp.Extra, &api.ExtraImage{ImageId: e.ImageID.String(), Digest: e.Digest.String(), Refs: e.Refs, Containers: int64(e.Containers)})
 	}
 	for _, d := range used.Drifted {
 		resp.Drifted = append(resp.Drifted, &api.DriftedContainer{
-			Namespace: d.Namespace, Pod: d.Pod, Container: d.Name, Ref: d.Ref, Locked: d.Locked.String(), ImageId: d.ImageID.String(),
+			Namespace: d.Namespace, Pod: d.Pod, Container: d.Name, Ref: d.Ref, Locked: d.Locked.String(), Digest: d.Digest.String(), ImageId: d.ImageID.String(),
 		})
 	}
 	resp.Counts.Extra, resp.Counts.Drifted = int64(len(resp.Extra)), int64(len(resp.Drifted))

@@ -54,8 +54,8 @@ func statusOf(t *testing.T) (apply.Status, apply.Usage) {
 	}
 	used := apply.Usage{
 		Running: map[string]int{a.Ref.String(): 2},
-		Drifted: []apply.Drifted{{Container: apply.Container{Namespace: "shop", Pod: "web", Name: "app", Ref: "registry.example/app:1", ImageID: two}, Locked: one}},
-		Extra:   []apply.Extra{{ImageID: two, Refs: []string{"registry.example/old:1"}, Containers: 1}},
+		Drifted: []apply.Drifted{{Container: apply.Container{Namespace: "shop", Pod: "web", Name: "app", Ref: "registry.example/app:1", ImageID: two}, Digest: two, Locked: one}},
+		Extra:   []apply.Extra{{ImageID: two, Digest: one, Refs: []string{"registry.example/old:1"}, Containers: 1}},
 	}
 	return st, used
 }
@@ -72,8 +72,8 @@ func TestLockStatus(t *testing.T) {
 		"running": got.GetImages()[0].GetState() == "running" && got.GetImages()[0].GetContainers() == 2 && got.GetImages()[0].GetRef() == "registry.example/app:1" &&
 			got.GetImages()[0].GetDigest() == one.String(),
 		"missing": got.GetImages()[1].GetState() == "missing" && got.GetImages()[1].GetMissing()[0].GetPlatform() == "linux/arm64" && got.GetImages()[1].GetReady()[0].GetPlatform() == "linux/amd64",
-		"drifted": got.GetDrifted()[0].GetPod() == "web" && got.GetDrifted()[0].GetLocked() == one.String() && got.GetDrifted()[0].GetImageId() == two.String(),
-		"extra":   got.GetExtra()[0].GetImageId() == two.String() && got.GetExtra()[0].GetContainers() == 1,
+		"drifted": got.GetDrifted()[0].GetPod() == "web" && got.GetDrifted()[0].GetLocked() == one.String() && got.GetDrifted()[0].GetDigest() == two.String() && got.GetDrifted()[0].GetImageId() == two.String(),
+		"extra":   got.GetExtra()[0].GetImageId() == two.String() && got.GetExtra()[0].GetDigest() == one.String() && got.GetExtra()[0].GetContainers() == 1,
 	} {
 		if !equal {
 			t.Errorf("%s: got %v", what, got)

@@ -58,9 +58,9 @@ func lockedNode() *api.LockStatusResponse {
 	st.Previous = &api.Lock{Digest: digestOld, Name: "images.lock.yaml", AppliedAt: ago(50 * time.Hour), Images: 1, Handlers: []string{"kata", "runc"}}
 	st.Failed = &api.LockFailure{At: ago(time.Minute), Name: "next.tar", Error: "NotInBundle: app\nMake the bundle for this platform too."}
 	st.Images[1].State, st.Images[1].Ready, st.Images[1].Missing = "missing", nil, st.Images[1].Ready
-	st.Extra = []*api.ExtraImage{{ImageId: imageID, Refs: []string{"docker.io/library/busybox:1", "docker.io/library/busybox@" + digestOld}, Containers: 1}, {ImageId: chainID}}
-	st.Drifted = []*api.DriftedContainer{{Namespace: "shop", Pod: "app-7d4b9c-x2x9k", Container: "app", Ref: appRef, Locked: digestNew, ImageId: imageID}}
-	st.Counts = &api.LockCounts{Locked: 2, Ready: 1, Missing: 1, Running: 1, Extra: 2, Drifted: 1}
+	st.Extra = []*api.ExtraImage{{ImageId: imageID, Refs: []string{"docker.io/library/busybox:1", "docker.io/library/busybox@" + digestOld}, Containers: 1, Digest: digestOld}, {ImageId: chainID}}
+	st.Drifted = []*api.DriftedContainer{{Namespace: "shop", Pod: "app-7d4b9c-x2x9k", Container: "app", Ref: appRef, Locked: digestNew, ImageId: imageID, Digest: digestOld}, {Namespace: "shop", Pod: "app-0", Container: "app", Ref: appRef, Locked: digestNew, ImageId: imageID}}
+	st.Counts = &api.LockCounts{Locked: 2, Ready: 1, Missing: 1, Running: 1, Extra: 2, Drifted: 2}
 	return st
 }
 

@@ -174,8 +174,40 @@ func handlerFlag() cli.Flag {
 	return &cli.StringFlag{Name: "handler", Usage: "runtime `HANDLER` whose platform and snapshotter to use; empty means the default handler"}
 }
 
-func scopeFlag(empty string) cli.Flag {
-	return &cli.StringFlag{Name: "scope", Usage: "`SCOPE`: node, or that of a workload as \"imagepin pin ls\" prints it; empty means " + empty}
+const (
+	// scopeNode is the scope of a flag without a value, for commands that change one pin.
+	scopeNode = "node"
+	// scopeAll selects the pins of all scopes.
+	scopeAll = "all"
+)
+
+const scopeUsage = "`SCOPE` of the pin: node, or that of a workload as \"imagepin pin ls\" prints it"
+
+// scopeFlag selects the scope of one pin. otherwise is its value in commands that change a pin, and "" in others, whose usage
+// says which pin they use.
+func scopeFlag(otherwise, usage string) cli.Flag {
+	return &cli.StringFlag{Name: "scope", Value: otherwise, Usage: scopeUsage + usage, Validator: checkScope}
+}
+
+// scopesFlag selects one scope or all.
+func scopesFlag() cli.Flag {
+	return &cli.StringFlag{Name: "scope", Value: scopeAll, Usage: scopeUsage + ", or all", Validator: checkScope}
+}
+
+// checkScope rejects a scope that is empty, such as that of a variable in a script that is not set.
+func checkScope(scope string) error {
+	if scope == "" {
+		return errors.New("a scope is not empty")
+	}
+	return nil
+}
+
+// scopes returns the value of scopesFlag for a request, in which an empty scope means all.
+func scopes(cmd *cli.Command) string {
+	if scope := cmd.String("scope"); scope != scopeAll {
+		return scope
+	}
+	return ""
 }
 
 func noTruncFlag() cli.Flag {

@@ -59,6 +59,10 @@ func TestOutput(t *testing.T) {
 		{"images-no-trunc", recorded(), 0, "images --no-trunc"},
 		{"images-all", tagged(), 0, "images --all"},
 		{"images-tagged", tagged(), 0, "images --digests"},
+		{"images-moved-pin", ok(func(c *control) {
+			k := c.images.Keys[0]
+			k.Pin, k.OtherPin, k.OtherPinDigest = "", k.Pin, digestNew
+		}), 0, "images"},
 		{"images-none", ok(func(c *control) { c.images = &api.ImagesResponse{} }), 0, "images"},
 		{"inspect", recorded(), 0, "inspect " + appRef},
 		{"inspect-none", ok(func(c *control) {
@@ -86,6 +90,8 @@ func TestOutput(t *testing.T) {
 		{"pin-set", recorded(), 0, "pin set " + appRef + " " + digestNew + " --scope " + workload},
 		{"pin-set-retained", ok(func(c *control) { c.setPin.Pin.Retain = true }), 0, "pin set " + appRef + " " + digestNew + " --scope " + workload},
 		{"pin-rm", recorded(), 0, "pin rm " + appRef},
+		{"pin-rm-others", ok(func(c *control) { c.removePin.Others, c.removePin.OtherScopes = 1, []string{workload} }), 0, "pin rm " + appRef},
+		{"pin-undo-others", ok(func(c *control) { c.setPin.Others, c.setPin.OtherScopes = 9, []string{"node", "workload/shop/app=1"} }), 0, "pin undo " + appRef + " --scope " + workload},
 		{"refresh", recorded(), 10, "refresh " + appRef},
 		{"refresh-unchanged", ok(func(c *control) {
 			c.refresh.Changed, c.refresh.Refreshed = false, c.refresh.Refreshed[2:]
@@ -156,6 +162,10 @@ func TestRequests(t *testing.T) {
 	}{
 		{"images --ref a/* --handler kata", &api.ImagesRequest{RefGlob: "a/*", Handler: "kata"}},
 		{"inspect app", &api.InspectRequest{Ref: "app"}},
+		{"pin ls", &api.PinsRequest{}},
+		{"pin ls --scope all", &api.PinsRequest{}},
+		{"pin undo app", &api.UndoPinRequest{Ref: "app", Scope: "node"}},
+		{"refresh app --scope all", &api.RefreshRequest{Ref: "app"}},
 		{"resolve app --handler kata --scope node", &api.ResolveRequest{Ref: "app", Handler: "kata", Scope: "node"}},
 		{"resolve app --pod shop/web", &api.ResolveRequest{Ref: "app", Pod: "shop/web"}},
 		{"resolve app -u bob:secret", &api.ResolveRequest{Ref: "app", Credential: &api.Credential{Username: "bob", Password: "secret"}}},
@@ -163,8 +173,8 @@ func TestRequests(t *testing.T) {
 		{"pin ls --ref a/* --scope node", &api.PinsRequest{RefGlob: "a/*", Scope: "node"}},
 		{"pin ls --check --ref a/*", &api.PinsRequest{RefGlob: "a/*"}},
 		{"pin set --scope node --retain app sha256:1", &api.SetPinRequest{Scope: "node", Ref: "app", Digest: "sha256:1", Retain: proto.Bool(true)}},
-		{"pin set app sha256:1 --retain=false --force", &api.SetPinRequest{Ref: "app", Digest: "sha256:1", Retain: proto.Bool(false), Force: true}},
-		{"pin set app sha256:1", &api.SetPinRequest{Ref: "app", Digest: "sha256:1"}},
+		{"pin set app sha256:1 --retain=false --force", &api.SetPinRequest{Scope: "node", Ref: "app", Digest: "sha256:1", Retain: proto.Bool(false), Force: true}},
+		{"pin set app sha256:1", &api.SetPinRequest{Scope: "node", Ref: "app", Digest: "sha256:1"}},
 		{"pin rm app --scope node", &api.RemovePinRequest{Scope: "node", Ref: "app"}},
 		{"refresh app --scope node -u bob:", &api.RefreshRequest{Ref: "app", Scope: "node", Credential: &api.Credential{Username: "bob"}}},
 		{"diff app", &api.DiffRequest{Ref: "app"}},
@@ -365,6 +375,7 @@ func TestUsageErrors(t *testing.T) {
 		"diff":                                  "imagepin diff takes REF [DIGEST], got 0 arguments, see imagepin diff --help",
 		"diff app a b":                          "imagepin diff takes REF [DIGEST], got 3 arguments, see imagepin diff --help",
 		"images --timeout 5":                    `invalid value "5" for flag --timeout: time: missing unit in duration "5", see imagepin images --help`,
+		"pin rm app --scope=":                   `invalid value "" for flag --scope: a scope is not empty, see imagepin pin rm --help`,
 		"images --zzz":                          `unknown flag "--zzz", see imagepin images --help`,
 		"images --handlr runc":                  `unknown flag "--handlr" (did you mean "--handler"?), see imagepin images --help`,
 		"images --outptu json":                  `unknown flag "--outptu" (did you mean "--output"?), see imagepin images --help`,

@@ -37,7 +37,7 @@ func (a *app) diffCommand() *cli.Command {
 		ArgsUsage:   "REF [DIGEST]",
 		Description: diffDescription,
 		Flags: append([]cli.Flag{
-			scopeFlag("node, or the only scope in which the reference is pinned"),
+			scopeFlag("", "; without it, node, or the only scope in which the reference is pinned"),
 			&cli.BoolFlag{Name: "all-platforms", Usage: "compare the images of all platforms"},
 			noTruncFlag(),
 		}, credentialFlags()...),

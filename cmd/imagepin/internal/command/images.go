@@ -14,10 +14,12 @@ import (
 
 const imagesDescription = `Lists the images of the node, one line for each reference and target (platform
 and snapshotter). HANDLERS are the runtime handlers with this target, PIN the
-scope of the pin that holds the reference at its digest. Pods cannot use an image
-that is "damaged" (see imagepin check), wait for one that is "comparing" after a
-boot, and no runtime handler has the target of one that is "unused". "-o wide"
-adds the target, MANIFEST, IMAGE ID, and when the image was pulled.
+scope of the pin that holds the reference at DIGEST. "node at 5f1e2d4a8b90" is a
+pin at another digest, as after "imagepin pin undo": the next pull uses that. Pods
+cannot use an image that is "damaged" (see imagepin check), wait for one that is
+"comparing" after a boot, and no runtime handler has the target of one that is
+"unused". "-o wide" adds the target, MANIFEST, IMAGE ID, and when the image was
+pulled.
 
 ` + digestHelp + `
 
@@ -141,7 +143,15 @@ func imageColumns(cmd *cli.Command, s style) []column {
 	if wide {
 		columns = append(columns, column{"PULLED", func(k *api.Key) string { return s.time(k.GetReadyAt()) }})
 	}
-	return append(columns, column{"PIN", func(k *api.Key) string { return orNone(k.GetPin()) }})
+	return append(columns, column{"PIN", pinColumn})
+}
+
+// pinColumn returns the scope of the pin of a key. After a pin was moved, the key has its digest from the next pull on.
+func pinColumn(k *api.Key) string {
+	if k.GetPin() == "" && k.GetOtherPin() != "" {
+		return k.GetOtherPin() + " at " + short(k.GetOtherPinDigest())
+	}
+	return orNone(k.GetPin())
 }
 
 // handlersText returns the runtime handlers of a key, and its state if it is not ready.

@@ -18,8 +18,9 @@ import (
 
 const lockStatusDescription = `Compares the lock of the node with its images and its running containers. STATE
 is "running", "ready", or "missing" if the image is not ready for a target. It
-also lists images that the lock does not name, and containers that run another
-digest than the lock has for their reference.
+also lists the digests of images that the lock does not name, and containers that
+run another digest than the lock has for their reference: LOCKED and RUNS are
+digests. Where the node does not know a digest, it is "image" with an IMAGE ID.
 
 ` + digestHelp + `
 
@@ -142,7 +143,7 @@ func (a *app) printExtra(s style, images []*api.ExtraImage) error {
 	}
 	fmt.Fprintln(a.Out)
 	return table(a.Out, []string{"NOT IN THE LOCK", "CONTAINERS", "REFERENCE"}, mapped(images, func(image *api.ExtraImage) []string {
-		return []string{s.digest(image.GetImageId()), fmt.Sprint(image.GetContainers()), orNone(s.ref(strings.Join(image.GetRefs()[:min(1, len(image.GetRefs()))], "")))}
+		return []string{s.digestOrImage(image.GetDigest(), image.GetImageId()), fmt.Sprint(image.GetContainers()), orNone(s.ref(strings.Join(image.GetRefs()[:min(1, len(image.GetRefs()))], "")))}
 	}))
 }
 
@@ -151,9 +152,17 @@ func (a *app) printDriftedContainers(s style, containers []*api.DriftedContainer
 		return nil
 	}
 	fmt.Fprintln(a.Out)
-	return table(a.Out, []string{"POD", "CONTAINER", "REFERENCE", "LOCKED", "RUNS IMAGE"}, mapped(containers, func(c *api.DriftedContainer) []string {
-		return []string{c.GetNamespace() + "/" + c.GetPod(), c.GetContainer(), s.ref(c.GetRef()), s.digest(c.GetLocked()), s.digest(c.GetImageId())}
+	return table(a.Out, []string{"POD", "CONTAINER", "REFERENCE", "LOCKED", "RUNS"}, mapped(containers, func(c *api.DriftedContainer) []string {
+		return []string{c.GetNamespace() + "/" + c.GetPod(), c.GetContainer(), s.ref(c.GetRef()), s.digest(c.GetLocked()), s.digestOrImage(c.GetDigest(), c.GetImageId())}
 	}))
+}
+
+// digestOrImage returns a digest, or the image ID if the node does not know the digest.
+func (s style) digestOrImage(digest, imageID string) string {
+	if digest == "" && imageID != "" {
+		return "image " + s.digest(imageID)
+	}
+	return s.digest(digest)
 }
 
 const lockRemoveDescription = `Removes the lock of the node, and the lock before it. Tags then follow their

@@ -3,6 +3,7 @@ package command
 import (
 	"context"
 	"fmt"
+	"strings"
 
 	"github.com/urfave/cli/v3"
 	"google.golang.org/protobuf/proto"
@@ -62,7 +63,7 @@ func (a *app) pinListCommand() *cli.Command {
 		Description: pinListDescription,
 		Flags: []cli.Flag{
 			&cli.StringFlag{Name: "ref", Usage: "only pins of references that match `GLOB`: * matches any text without a slash, ** any text"},
-			scopeFlag("all"),
+			scopesFlag(),
 			&cli.BoolFlag{Name: "check", Usage: "look up the pins at their registries first"},
 			noTruncFlag(),
 		},
@@ -75,7 +76,7 @@ func (a *app) pinList(ctx context.Context, cmd *cli.Command) error {
 	if cmd.Bool("check") {
 		list = checkPins
 	}
-	r, err := show(ctx, a, cmd, list, &api.PinsRequest{RefGlob: cmd.String("ref"), Scope: cmd.String("scope")}, a.printPins)
+	r, err := show(ctx, a, cmd, list, &api.PinsRequest{RefGlob: cmd.String("ref"), Scope: scopes(cmd)}, a.printPins)
 	if err != nil || !cmd.Bool("check") {
 		return err
 	}
@@ -122,7 +123,7 @@ func (a *app) pinSetCommand() *cli.Command {
 		ArgsUsage:   "REF DIGEST",
 		Description: pinSetDescription,
 		Flags: append([]cli.Flag{
-			scopeFlag("node"),
+			scopeFlag(scopeNode, ""),
 			&cli.BoolFlag{Name: "retain", Usage: "retain the content, even if the image is removed or the registry deletes it; a rule with retain = true does the same; without this flag, an existing pin keeps its retention"},
 			&cli.BoolFlag{Name: "force", Usage: "pin to the manifest of one platform, although its index is known"},
 		}, credentialFlags()...),
@@ -158,7 +159,20 @@ func (a *app) printPinSet(_ style, r *api.SetPinResponse) error {
 	if p.GetRetain() {
 		line += ", retained"
 	}
-	_, err := fmt.Fprintln(a.Out, line+")")
+	fmt.Fprintln(a.Out, line+")")
+	return a.printOtherScopes(r.GetOthers(), r.GetOtherScopes())
+}
+
+// printOtherScopes names the pins of the reference in other scopes, of which first are the first ones.
+func (a *app) printOtherScopes(n int64, first []string) error {
+	if n == 0 {
+		return nil
+	}
+	more := ""
+	if n > int64(len(first)) {
+		more = ", …"
+	}
+	_, err := fmt.Fprintf(a.Out, "%s in other scopes, unchanged: %s%s\n", count(n, "pin"), strings.Join(first, ", "), more)
 	return err
 }
 
@@ -178,7 +192,7 @@ func (a *app) pinUndoCommand() *cli.Command {
 		Usage:       "Move a pin back to its previous digest",
 		ArgsUsage:   "REF",
 		Description: pinUndoDescription,
-		Flags:       append([]cli.Flag{scopeFlag("node")}, credentialFlags()...),
+		Flags:       append([]cli.Flag{scopeFlag(scopeNode, "")}, credentialFlags()...),
 		Action:      a.pinUndo,
 	}
 }
@@ -206,7 +220,7 @@ func (a *app) pinRemoveCommand() *cli.Command {
 		Usage:       "Remove a pin: the tag follows the registry again",
 		ArgsUsage:   "REF",
 		Description: pinRemoveDescription,
-		Flags:       []cli.Flag{scopeFlag("node")},
+		Flags:       []cli.Flag{scopeFlag(scopeNode, "")},
 		Action:      a.pinRemove,
 	}
 }
@@ -218,8 +232,8 @@ func (a *app) pinRemove(ctx context.Context, cmd *cli.Command) error {
 	}
 	_, err = show(ctx, a, cmd, api.ControlClient.RemovePin, &api.RemovePinRequest{Scope: cmd.String("scope"), Ref: args[0]}, func(_ style, r *api.RemovePinResponse) error {
 		p := r.GetPin()
-		_, err := fmt.Fprintf(a.Out, "Unpinned %s (scope %s, was %s)\n", p.GetRef(), p.GetScope(), p.GetRoot().GetDigest())
-		return err
+		fmt.Fprintf(a.Out, "Unpinned %s (scope %s, was %s)\n", p.GetRef(), p.GetScope(), p.GetRoot().GetDigest())
+		return a.printOtherScopes(r.GetOthers(), r.GetOtherScopes())
 	})
 	return err
 }

@@ -36,7 +36,7 @@ func (a *app) refreshCommand() *cli.Command {
 		ArgsUsage:   "REF",
 		Description: refreshDescription,
 		Flags: append([]cli.Flag{
-			&cli.BoolFlag{Name: "drifted", Usage: "refresh every pin of this node whose tag has moved, instead of REF"}, scopeFlag("all"), noTruncFlag(),
+			&cli.BoolFlag{Name: "drifted", Usage: "refresh every pin of this node whose tag has moved, instead of REF"}, scopesFlag(), noTruncFlag(),
 		}, credentialFlags()...),
 		Action: a.refresh,
 	}
@@ -50,7 +50,7 @@ func (a *app) refresh(ctx context.Context, cmd *cli.Command) error {
 	if err != nil {
 		return err
 	}
-	response, err := show(ctx, a, cmd, api.ControlClient.Refresh, &api.RefreshRequest{Ref: args[0], Scope: cmd.String("scope"), Credential: credential}, a.printRefresh)
+	response, err := show(ctx, a, cmd, api.ControlClient.Refresh, &api.RefreshRequest{Ref: args[0], Scope: scopes(cmd), Credential: credential}, a.printRefresh)
 	if err != nil {
 		return err
 	}

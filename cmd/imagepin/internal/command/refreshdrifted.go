@@ -22,7 +22,7 @@ func (a *app) refreshDrifted(ctx context.Context, cmd *cli.Command) error {
 	all := &api.RefreshResponses{}
 	var failed []error
 	err = a.call(ctx, cmd, func(ctx context.Context, c api.ControlClient) error {
-		pins, err := driftedPins(ctx, c, cmd.String("scope"))
+		pins, err := driftedPins(ctx, c, scopes(cmd))
 		if err != nil {
 			return err
 		}

@@ -28,7 +28,7 @@ func (a *app) resolveCommand() *cli.Command {
 		ArgsUsage:   "REF",
 		Description: resolveDescription,
 		Flags: append([]cli.Flag{
-			handlerFlag(), scopeFlag("the scope of a pull without a pod"),
+			handlerFlag(), scopeFlag("", "; without it, that of a pull without a pod"),
 			&cli.StringFlag{Name: "pod", Usage: "`NAMESPACE/NAME` of a pod of this node: resolve for its handler, its scope and its annotations"},
 		}, credentialFlags()...),
 		Action: a.resolve,

@@ -126,6 +126,10 @@ func (c *control) SetPin(ctx context.Context, r *api.SetPinRequest) (*api.SetPin
 	return c.setPin, c.answer(ctx, r)
 }
 
+func (c *control) UndoPin(ctx context.Context, r *api.UndoPinRequest) (*api.SetPinResponse, error) {
+	return c.setPin, c.answer(ctx, r)
+}
+
 func (c *control) RemovePin(ctx context.Context, r *api.RemovePinRequest) (*api.RemovePinResponse, error) {
 	return c.removePin, c.answer(ctx, r)
 }
