@@ -33,7 +33,7 @@ require (
 	google.golang.org/genproto/googleapis/rpc v0.0.0-20260825221802-da73d73af1c5
 	google.golang.org/grpc v1.84.0
 	google.golang.org/protobuf v1.36.12
-	k8s.io/cri-api v0.37.1
+	k8s.io/cri-api v0.37.2
 )
 
 require (

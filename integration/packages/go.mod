@@ -12,7 +12,7 @@ require (
 	github.com/imagepin/imagepin/integration v0.0.0-00010101000000-000000000000
 	github.com/sassoftware/go-rpmutils v0.4.0
 	google.golang.org/grpc v1.84.0
-	k8s.io/cri-api v0.37.1
+	k8s.io/cri-api v0.37.2
 )
 
 require (
