@@ -90,12 +90,16 @@ ARCHS             = amd64 arm64
 SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct)
 REPRODUCIBLE      = GOFLAGS='-mod=readonly -buildvcs=false' GOEXPERIMENT= GOAMD64=v1 GOARM64=v8.0
 
+.PHONY: man
+man: ## The man pages of imagepin, in dist/man/
+	SOURCE_DATE_EPOCH=$(SOURCE_DATE_EPOCH) $(GO) run ./cmd/imagepin help --man-dir $(DIST)/man
+
 .PHONY: packages
 packages: ## deb, rpm and tar.gz for amd64 and arm64, with checksums and a bill of materials, in dist/
 	rm -rf $(DIST)
 	mkdir -p $(DIST)/.stage/completions
 	@set -e; for arch in $(ARCHS); do $(REPRODUCIBLE) GOOS=linux GOARCH=$$arch $(MAKE) --no-print-directory build BIN=$(DIST)/.stage/$$arch; done
-	$(GO) run ./cmd/imagepin/internal/manpages -date $$(date -u -d @$(SOURCE_DATE_EPOCH) +%F) $(DIST)/.stage/man
+	SOURCE_DATE_EPOCH=$(SOURCE_DATE_EPOCH) $(GO) run ./cmd/imagepin help --man-dir $(DIST)/.stage/man
 	$(GO) run ./cmd/imagepin completion bash >$(DIST)/.stage/completions/imagepin
 	$(GO) run ./cmd/imagepin completion zsh >$(DIST)/.stage/completions/_imagepin
 	$(GO) run ./cmd/imagepin completion fish >$(DIST)/.stage/completions/imagepin.fish

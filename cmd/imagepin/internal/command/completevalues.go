@@ -38,6 +38,7 @@ var flagValues = map[string]func(*commandLine, context.Context) []candidate{
 	"out":               (*commandLine).files,
 	"since":             (*commandLine).files,
 	"expect":            (*commandLine).files,
+	"man-dir":           (*commandLine).files,
 }
 
 // argumentValues return the values of arguments, by their name in the usage of a command.

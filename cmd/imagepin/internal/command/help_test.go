@@ -3,6 +3,7 @@ package command
 import (
 	"fmt"
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 )
@@ -32,6 +33,69 @@ func TestExitCodesAreDocumented(t *testing.T) {
 		}
 		if !strings.Contains(help.out, fmt.Sprintf("%-6d%s\n", e.code, e.meaning)) {
 			t.Errorf("the help has no %d:\n%s", e.code, help.out)
+		}
+	}
+}
+
+// TestManPages checks that every visible command has a page with the text of its help, in a directory and printed alone.
+func TestManPages(t *testing.T) {
+	t.Setenv("SOURCE_DATE_EPOCH", "1767312000")
+	dir := filepath.Join(t.TempDir(), "share", "man1")
+	if got := runAt(t, "/absent", nil, "help", "--man-dir", dir); got.code != 0 || got.out != "" {
+		t.Fatalf("exit code %d, %s%s", got.code, got.out, got.err)
+	}
+	files, err := os.ReadDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	visible := 0
+	for name, c := range commands((&app{}).root(), "imagepin") {
+		if c.Hidden || c.Name == "help" {
+			continue
+		}
+		visible++
+		page := strings.ReplaceAll(name, " ", "-")
+		b, err := os.ReadFile(filepath.Join(dir, page+".1"))
+		if err != nil {
+			t.Error(err)
+			continue
+		}
+		text := strings.ReplaceAll(string(b), `\-`, "-")
+		for _, want := range []string{
+			`.TH "` + strings.ToUpper(page) + `" "1" "2026-01-02" "imagepin `, ".SH \"NAME\"\n" + page + " - ", ".SH \"SYNOPSIS\"\n" + name,
+		} {
+			if !strings.Contains(text, want) {
+				t.Errorf("%s has no %q:\n%s", page, want, text)
+			}
+		}
+		printed := runAt(t, "/absent", nil, append([]string{"help", "--man"}, strings.Fields(name)[1:]...)...)
+		if printed.code != 0 || printed.out != string(b) {
+			t.Errorf("help --man of %s differs from its file: exit code %d, %s%s", name, printed.code, printed.out, printed.err)
+		}
+	}
+	if len(files) != visible {
+		t.Errorf("%d pages, want %d", len(files), visible)
+	}
+	b, err := os.ReadFile(filepath.Join(dir, "imagepin-pull.1"))
+	if err != nil || !strings.Contains(string(b), "\n"+`\fB\-\-handler HANDLER\fR`+"\n") {
+		t.Errorf("imagepin-pull has no --handler: %v\n%s", err, b)
+	}
+}
+
+func TestManPageErrors(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for args, want := range map[string]string{
+		"help --man pin sett":          `unknown command "sett" (did you mean "set"?), see imagepin pin --help`,
+		"help --man exit-codes":        "exit-codes has no manual page, see imagepin help exit-codes",
+		"help --man-dir x pin":         "--man-dir takes neither --man nor a command, see imagepin help --help",
+		"help --man-dir " + file:       "mkdir " + file + ": not a directory",
+		"help --man --man-dir " + file: "--man-dir takes neither --man nor a command, see imagepin help --help",
+	} {
+		if got := runAt(t, "/absent", nil, strings.Fields(args)...); got.code != 1 || got.err != "imagepin: "+want+"\n" || got.out != "" {
+			t.Errorf("%s: got exit code %d and %s%s, want %s", args, got.code, got.out, got.err, want)
 		}
 	}
 }

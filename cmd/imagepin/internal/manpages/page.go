@@ -1,4 +1,5 @@
-package main
+// Package manpages writes the manual pages of a command. They have the text of its --help.
+package manpages
 
 import (
 	"fmt"

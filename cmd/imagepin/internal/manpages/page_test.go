@@ -1,34 +1,19 @@
-package main
+package manpages
 
 import (
 	"strings"
 	"testing"
 
 	"github.com/urfave/cli/v3"
-
-	"github.com/imagepin/imagepin/cmd/imagepin/internal/command"
 )
 
-func TestEveryCommandHasAPage(t *testing.T) {
-	all := pages(command.Root(), "2026-01-02")
-	for _, name := range []string{"imagepin", "imagepin-pull", "imagepin-pin", "imagepin-pin-set"} {
-		if all[name] == "" {
-			t.Errorf("missing page %s", name)
+// TestDate checks that the date on the pages is that of the source, if it is known.
+func TestDate(t *testing.T) {
+	for seconds, want := range map[string]string{"": "", "x": "", "1767312000": "2026-01-02"} {
+		t.Setenv("SOURCE_DATE_EPOCH", seconds)
+		if got := date(); got != want {
+			t.Errorf("%q: got %q, want %q", seconds, got, want)
 		}
-	}
-	for name, text := range all {
-		for _, want := range []string{
-			`.TH "` + strings.ToUpper(escape(name)) + `" "1" "2026\-01\-02" "imagepin `,
-			".SH \"NAME\"\n" + escape(name) + ` \- `,
-			".SH \"SYNOPSIS\"\nimagepin",
-		} {
-			if !strings.Contains(text, want) {
-				t.Errorf("%s has no %q:\n%s", name, want, text)
-			}
-		}
-	}
-	if pull := all["imagepin-pull"]; !strings.Contains(pull, "\n"+`\fB\-\-handler HANDLER\fR`+"\n") {
-		t.Errorf("imagepin-pull has no --handler:\n%s", pull)
 	}
 }
 
