@@ -6,7 +6,8 @@ LDFLAGS      = -s -w -X $(CTD_VERSION).Version=$(CONTAINERD)+imagepin
 GOBUILD      = $(GO) build -ldflags '$(LDFLAGS)'
 OURS         = ./api/... ./cmd/... ./internal/... ./pkg/... ./plugins/... ./version
 MODULES      = . cmd/kubectl-imagepin integration integration/lazy integration/kubelet integration/kubelet/binaries \
-               integration/kubelet/registry integration/kubelet/schemas integration/lock/tools integration/bundle/tools packaging integration/packages integration/versions/2.2/plugin \
+               integration/kubelet/registry integration/kubelet/schemas integration/lock/tools integration/bundle/tools packaging integration/packages integration/peers/binaries \
+               integration/versions/2.2/plugin \
                integration/versions/2.3/plugin tools
 SKOPEO_TAGS  = containers_image_openpgp,exclude_graphdriver_btrfs
 # The package that takes longest is first, so that nothing waits for it at the end.
@@ -25,9 +26,9 @@ SHELL        = $(CURDIR)/hack/timed-shell.sh
 endif
 
 # What these stages write is in memory if the machine has enough.
-test-unit test-integration test-serve test-power test-race test-versions test-sim: private export TMPDIR = $(shell hack/test-directory.sh)
+test-unit test-integration test-serve test-power test-race test-versions test-sim test-peers: private export TMPDIR = $(shell hack/test-directory.sh)
 # Daemons and tests collect garbage less often, which takes a tenth of their processor time. bench and demo do not.
-test-unit test-integration test-serve test-power test-race test-versions test-sim test-lazy test-kubelet test-cluster test-packages \
+test-unit test-integration test-serve test-power test-race test-versions test-sim test-peers test-lazy test-kubelet test-cluster test-packages \
 	check-bench: private export GOGC = 400
 
 .PHONY: help
@@ -65,6 +66,11 @@ kubernetes-binaries: | build ## bin/kubernetes/: kubelet, API server, etcd, kube
 .PHONY: lazy-binaries
 lazy-binaries: | build
 	GO=$(GO) hack/lazy-binaries.sh
+
+# The first run downloads packages of Debian and compiles for minutes, and keeps all of it in the user's cache.
+.PHONY: peer-binaries
+peer-binaries: | build
+	GO=$(GO) hack/peer-binaries.sh
 
 .PHONY: version-binaries
 version-binaries: | build
@@ -245,7 +251,7 @@ bench-cluster-docs: ## Run the benchmark of ImagePins and write its table into d
 # test-race runs the tests of imagepin serve, test-power and test-versions theirs.
 .PHONY: test-integration
 test-integration: build test-binaries crash-binaries downloads ## Tests with a real containerd, registry, runc and snapshotters; needs EROFS, loop devices and ext4
-	cd integration && $(TEST) -timeout 30m -count 1 $(SUBJECTS) $$($(GO) list ./... | grep -v -e /versions -e /power -e '/integration/serve$$')
+	cd integration && $(TEST) -timeout 30m -count 1 $(SUBJECTS) $$($(GO) list ./... | grep -v -e /versions -e /power -e '/peers$$' -e '/integration/serve$$')
 	cd integration/bundle/tools && $(TEST) -timeout 10m -count 1 -tags $(SKOPEO_TAGS) ./...
 
 .PHONY: docs-output
@@ -315,6 +321,11 @@ test-versions: build test-binaries version-binaries downloads ## Test imagepin i
 .PHONY: versions-table
 versions-table: ## Write the results of test-versions into RELEASES.md
 	cd integration && $(GO) run ./versions/table -results ../$(BIN)/versions.tsv ..
+
+# Each suite runs three times, at the same time: with stock containerd, imagepin in containerd, and imagepin serve.
+.PHONY: test-peers
+test-peers: build test-binaries peer-binaries downloads ## The tests of peers: containerd's of its CRI and its client, and critest (PEERS=image: the short part)
+	cd integration && IMAGEPIN_PEERS=$(PEERS) $(TEST) -timeout 60m -count 1 -v -parallel 3 ./peers
 
 .PHONY: check
 check: ## All checks that run no tests

@@ -56,6 +56,16 @@ func Start(cmd *exec.Cmd, log string) (*Daemon, error) {
 // PID returns the ID of the process.
 func (d *Daemon) PID() int { return d.cmd.Process.Pid }
 
+// Wait waits until the process has exited by itself and returns its error. If the context ends before, it kills the process.
+func (d *Daemon) Wait(ctx context.Context) error {
+	select {
+	case <-d.done:
+		return d.err
+	case <-ctx.Done():
+		return errors.Join(context.Cause(ctx), d.Kill9())
+	}
+}
+
 // Kill9 kills the process with SIGKILL and waits until it has exited.
 func (d *Daemon) Kill9() error { return d.end(syscall.SIGKILL) }
 

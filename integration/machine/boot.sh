@@ -12,29 +12,7 @@ mount -o remount,bind,ro "$root/proc/sys"
 mount --bind /sys "$root/sys"
 mount -o remount,bind,ro "$root/sys"
 
-# A cgroup namespace takes effect with a mount of one's own.
-if [ "$(stat -f -c %T /sys/fs/cgroup)" = cgroup2fs ]; then
-    mount -t cgroup2 cgroup2 "$root/sys/fs/cgroup"
-else
-    mount -t tmpfs -o mode=755 tmpfs "$root/sys/fs/cgroup"
-    while read -r _ point type options _; do
-        case "$type $point" in
-        "cgroup "/sys/fs/cgroup/*)
-            controllers=
-            for o in ${options//,/ }; do
-                case $o in rw | ro | nosuid | nodev | noexec | relatime | xattr | release_agent=* | clone_children) ;; *) controllers+=${controllers:+,}$o ;; esac
-            done
-            case $controllers in name=*) controllers=none,$controllers ;; esac
-            mkdir -p "$root$point"
-            mount -t cgroup -o "$controllers" cgroup "$root$point"
-            ;;
-        "cgroup2 "/sys/fs/cgroup/*)
-            mkdir -p "$root$point"
-            mount -t cgroup2 cgroup2 "$root$point"
-            ;;
-        esac
-    done </proc/mounts
-fi
+mount_cgroups "$root"
 
 mount -t tmpfs -o mode=755 tmpfs "$root/run"
 mount -t tmpfs -o mode=1777 tmpfs "$root/tmp"

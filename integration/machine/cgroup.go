@@ -1,6 +1,7 @@
 package machine
 
 import (
+	_ "embed"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -11,6 +12,11 @@ import (
 	"syscall"
 	"time"
 )
+
+// MountCgroups is a function for bash, mount_cgroups ROOT. It mounts the cgroups of its namespace below ROOT/sys/fs/cgroup.
+//
+//go:embed cgroups.sh
+var MountCgroups string
 
 // hierarchies returns the mount points of the host's cgroups, of both versions.
 func hierarchies() ([]string, error) {
@@ -27,8 +33,8 @@ func hierarchies() ([]string, error) {
 	return points, nil
 }
 
-// makeCgroups creates a cgroup in each hierarchy, and returns the script with which a shell enters them.
-func makeCgroups(name string) (string, error) {
+// MakeCgroups creates a cgroup in each hierarchy, and returns the script with which a shell enters them.
+func MakeCgroups(name string) (string, error) {
 	points, err := hierarchies()
 	if err != nil {
 		return "", err
@@ -52,9 +58,9 @@ func makeCgroups(name string) (string, error) {
 	return enter.String(), nil
 }
 
-// removeCgroups removes the cgroups of makeCgroups with all cgroups below. It retries, because a cgroup is busy for a
+// RemoveCgroups removes the cgroups of [MakeCgroups] with all cgroups below. It retries, because a cgroup is busy for a
 // moment after its last process was killed.
-func removeCgroups(name string) error {
+func RemoveCgroups(name string) error {
 	points, err := hierarchies()
 	if err != nil {
 		return err

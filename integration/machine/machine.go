@@ -54,13 +54,13 @@ func Start(t testing.TB) *Machine {
 			t.Fatal(err)
 		}
 	}
-	enter, err := makeCgroups(filepath.Base(dir))
+	enter, err := MakeCgroups(filepath.Base(dir))
 	if err != nil {
 		t.Fatal(err)
 	}
 	// The shell enters the cgroups before unshare, so that they are the roots of the cgroup namespace.
 	cmd := exec.Command("/bin/bash", "-c", enter+`exec unshare --mount --pid --fork --kill-child --uts --ipc --cgroup /bin/bash -c "$boot"`)
-	cmd.Env = append(os.Environ(), "boot="+boot, "lower="+lower, "dir="+dir, "root="+filepath.Join(dir, "root"))
+	cmd.Env = append(os.Environ(), "boot="+MountCgroups+boot, "lower="+lower, "dir="+dir, "root="+filepath.Join(dir, "root"))
 	d, err := daemon.Start(cmd, filepath.Join(dir, "boot.log"))
 	if err != nil {
 		t.Fatal(err)
@@ -212,7 +212,7 @@ func (m *Machine) clean() {
 			m.t.Logf("boot:\n%s", log)
 		}
 	}
-	if err := errors.Join(removeCgroups(filepath.Base(m.dir)), node.UnmountBelow(m.dir), os.RemoveAll(m.dir)); err != nil {
+	if err := errors.Join(RemoveCgroups(filepath.Base(m.dir)), node.UnmountBelow(m.dir), os.RemoveAll(m.dir)); err != nil {
 		m.t.Errorf("cleaning up: %v", err)
 	}
 }
