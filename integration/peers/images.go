@@ -41,7 +41,7 @@ type file struct {
 
 var standIns = []standIn{
 	{refs: []string{"containerd/busybox:1.36", "e2e-test-images/busybox:1.29-2"}},
-	{refs: []string{"containerd/alpine:3.14.0"}, files: []file{{path: "etc/alpine-release", content: "3.14.0\n"}}},
+	{refs: []string{"containerd/alpine:3.14.0"}, files: []file{{path: "etc/os-release", content: "NAME=\"Alpine Linux\"\n"}}},
 	{
 		refs: []string{"containerd/volume-copy-up:2.1", "containerd/volume-copy-up:2.2"},
 		files: []file{

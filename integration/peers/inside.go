@@ -136,7 +136,7 @@ func (j job) containerd(ctx context.Context, bin string, opts node.Options) (add
 	if err != nil {
 		return "", err
 	}
-	if err := errors.Join(os.Mkdir(filepath.Dir(containerdAddress), 0o711), n.Prepare(nil)); err != nil {
+	if err := n.Prepare(nil); err != nil {
 		return "", err
 	}
 	go keep(ctx, n, filepath.Join(bin, "containerd"), "--config", n.Config())

@@ -22,6 +22,12 @@ mount -t tmpfs -o mode=755 tmpfs /opt
 mount -t overlay -o lowerdir=/etc,upperdir=/run/etc,workdir=/run/work overlay /etc
 cat "$dir/hosts" >/etc/hosts
 
+# Mounts are shared, as on most nodes, but not what a suite mounts on the directory of containerd's socket.
+mount --make-rshared /
+mkdir -m 711 /run/c
+mount --bind /run/c /run/c
+mount --make-private /run/c
+
 # This shell waits for the processes whose parents have exited.
 "$inside" &
 wait $!

@@ -22,8 +22,8 @@ import (
 //go:embed inside.sh
 var script string
 
-// start runs a job in new namespaces. It writes the files of the suite and of containerd to a directory: output, report and
-// containerd.log.
+// start runs a job in new namespaces. It writes the files of the suite and of containerd to a directory: output,
+// report.xml and containerd.log.
 func start(ctx context.Context, j job, to string) (err error) {
 	if err := node.Sweep(); err != nil {
 		return err
@@ -60,8 +60,15 @@ func start(ctx context.Context, j job, to string) (err error) {
 		return err
 	}
 	ended := d.Wait(ctx)
-	for _, name := range []string{"output", "report", "containerd.log"} {
-		if err := os.Rename(filepath.Join(dir, name), filepath.Join(to, name)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	for _, name := range []string{"output", "report.xml", "containerd.log"} {
+		content, err := os.ReadFile(filepath.Join(dir, name))
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err == nil {
+			err = os.WriteFile(filepath.Join(to, name), content, 0o644)
+		}
+		if err != nil {
 			return err
 		}
 	}

@@ -2,6 +2,7 @@ package peers
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -56,14 +57,7 @@ func goOutcomes(dir string) (results.Outcomes, error) {
 }
 
 func junitOutcomes(dir string) (results.Outcomes, error) {
-	reports, err := filepath.Glob(filepath.Join(dir, "report", "*.xml"))
-	if err != nil {
-		return nil, err
-	}
-	if len(reports) != 1 {
-		return nil, fmt.Errorf("critest has written the reports %q, want one", reports)
-	}
-	report, err := os.ReadFile(reports[0])
+	report, err := os.ReadFile(filepath.Join(dir, "report.xml"))
 	if err != nil {
 		return nil, err
 	}
@@ -168,7 +162,7 @@ func runCRI(ctx context.Context, j job, bin string) error {
 			return err
 		}
 		const mounted = `mount --bind "$0" "$1" && shift && exec "$@"`
-		args = append([]string{"--mount", "/bin/sh", "-c", mounted, dir, filepath.Dir(containerdAddress), program}, args...)
+		args = append([]string{"--mount", "--propagation=unchanged", "/bin/sh", "-c", mounted, dir, filepath.Dir(containerdAddress), program}, args...)
 		program = "unshare"
 	}
 	return command(ctx, program, args...)
@@ -176,7 +170,7 @@ func runCRI(ctx context.Context, j job, bin string) error {
 
 // runClient runs containerd's tests of its client about images. They start containerd.
 func runClient(ctx context.Context, j job, _ string) error {
-	return command(ctx, j.peer("client.test"), j.goTests()...)
+	return command(ctx, j.peer("client.test"), append(j.goTests(), "-test.root")...)
 }
 
 // runCritest runs critest.
@@ -195,5 +189,10 @@ func runCritest(ctx context.Context, j job, bin string) error {
 	if j.Skip != "" {
 		args = append(args, "-ginkgo.skip="+j.Skip)
 	}
-	return command(ctx, j.peer("critest"), args...)
+	ended := command(ctx, j.peer("critest"), args...)
+	reports, err := filepath.Glob(filepath.Join(root, "report", "*.xml"))
+	if err != nil || len(reports) != 1 {
+		return fmt.Errorf("critest has written the reports %q, want one: %w", reports, errors.Join(err, ended))
+	}
+	return errors.Join(os.Rename(reports[0], filepath.Join(root, "report.xml")), ended)
 }
