@@ -188,11 +188,11 @@ demo-cluster: build kubectl-imagepin test-binaries kubernetes-binaries ## Run th
 # first. The output of each stage is in one piece.
 .PHONY: test
 test: ## All tests
-	@$(MAKE) --no-print-directory -j3 --output-sync=target test-stages
+	@$(MAKE) --no-print-directory -j3 --output-sync=target PEERS=$(or $(PEERS),image) test-stages
 
 .PHONY: test-stages
 test-stages: downloads kubernetes-binaries test-integration debian-roots test-kubelet test-serve test-packages test-cluster \
-	test-power test-unit test-race test-lazy test-versions test-sim check-bench
+	test-power test-unit test-race test-lazy test-versions test-peers test-sim check-bench
 
 # These measure memory, or damage a file at each position. With the race detector they need many times as much, and other tests
 # run the same code with it. internal/gunzip starts no goroutine.
@@ -322,17 +322,22 @@ test-versions: build test-binaries version-binaries downloads ## Test imagepin i
 versions-table: ## Write the results of test-versions into RELEASES.md
 	cd integration && $(GO) run ./versions/table -results ../$(BIN)/versions.tsv ..
 
-# Each suite runs three times, at the same time: with stock containerd, imagepin in containerd, and imagepin serve.
+# Each suite runs at the same time with stock containerd, imagepin in containerd, and imagepin serve. make test runs only the tests
+# of the CRI about images.
 .PHONY: test-peers
-test-peers: build test-binaries peer-binaries downloads ## The tests of peers: containerd's of its CRI and its client, and critest (PEERS=image: the short part)
+test-peers: build test-binaries peer-binaries downloads ## The tests of peers: those of containerd and critest (PEERS=image: a part)
 	cd integration && IMAGEPIN_PEERS=$(PEERS) $(TEST) -timeout 60m -count 1 -v -parallel 3 ./peers
+
+.PHONY: peers-table
+peers-table: ## Write the results of test-peers into RELEASES.md
+	cd integration && $(GO) run ./peers/table -results ../$(BIN)/peers.tsv ..
 
 .PHONY: check
 check: ## All checks that run no tests
 	@$(MAKE) --no-print-directory -j2 --output-sync=target check-stages
 
 .PHONY: check-stages
-check-stages: check-format check-vet check-tidy check-workflows check-lint check-windows check-generate check-manifests check-licenses check-versions check-prometheus check-links
+check-stages: check-format check-vet check-tidy check-workflows check-lint check-windows check-generate check-manifests check-licenses check-versions check-peers check-prometheus check-links
 
 .PHONY: check-format
 check-format:
@@ -387,6 +392,10 @@ check-manifests:
 .PHONY: check-versions
 check-versions:
 	cd integration && $(GO) run ./versions/table -check ..
+
+.PHONY: check-peers
+check-peers:
+	cd integration && $(GO) run ./peers/table ..
 
 .PHONY: check-links
 check-links:

@@ -99,12 +99,20 @@ func webServer(port int) []string {
 
 // push puts all images that the suites pull into the registry.
 func push(ctx context.Context, reg *registry.Registry, busybox string) error {
-	pause, err := images.PauseIndex(ctx, platforms...)
-	if err != nil {
-		return err
-	}
-	for _, ref := range []string{"pause:3.10.2", "pause:3.10", "pause:3.9", "pause-amd64:3.2"} {
-		if _, err := reg.Push(ref, pause); err != nil {
+	for _, ref := range []string{"pause:3.10.2", "pause:3.9", "pause:3.6", "pause-amd64:3.2"} {
+		var entries []images.Entry
+		for _, p := range platforms {
+			img, err := images.Pause(ctx, images.Options{Platform: p, Files: []images.Files{{"/stand-in": []byte(ref + " " + p)}}})
+			if err != nil {
+				return err
+			}
+			entries = append(entries, images.Entry{Image: img})
+		}
+		idx, err := images.Index(images.OCI, entries...)
+		if err != nil {
+			return err
+		}
+		if _, err := reg.Push(ref, idx); err != nil {
 			return err
 		}
 	}
@@ -188,31 +196,14 @@ func add(w *tar.Writer, f file, mode int64) error {
 }
 
 func (s standIn) index(base v1.Layer) (v1.ImageIndex, error) {
-	layers := []v1.Layer{base}
-	if len(s.files) > 0 {
-		var b bytes.Buffer
-		w := tar.NewWriter(&b)
-		for _, f := range s.files {
-			mode := int64(0o644)
-			if strings.HasSuffix(f.path, "/") {
-				mode = 0o755
-			}
-			if err := add(w, f, mode); err != nil {
-				return nil, err
-			}
-		}
-		if err := w.Close(); err != nil {
-			return nil, err
-		}
-		l, err := images.Layer(b.Bytes())
+	var entries []images.Entry
+	for _, name := range platforms {
+		// Tests expect that platforms share not all layers.
+		own, err := fileLayer(append(slices.Clone(s.files), file{path: "platform", content: name + "\n"}))
 		if err != nil {
 			return nil, err
 		}
-		layers = append(layers, l)
-	}
-	var entries []images.Entry
-	for _, name := range platforms {
-		img, err := s.image(name, slices.Clone(layers))
+		img, err := s.image(name, base, own)
 		if err != nil {
 			return nil, err
 		}
@@ -221,7 +212,25 @@ func (s standIn) index(base v1.Layer) (v1.ImageIndex, error) {
 	return images.Index(images.OCI, entries...)
 }
 
-func (s standIn) image(platform string, layers []v1.Layer) (v1.Image, error) {
+func fileLayer(files []file) (v1.Layer, error) {
+	var b bytes.Buffer
+	w := tar.NewWriter(&b)
+	for _, f := range files {
+		mode := int64(0o644)
+		if strings.HasSuffix(f.path, "/") {
+			mode = 0o755
+		}
+		if err := add(w, f, mode); err != nil {
+			return nil, err
+		}
+	}
+	if err := w.Close(); err != nil {
+		return nil, err
+	}
+	return images.Layer(b.Bytes())
+}
+
+func (s standIn) image(platform string, layers ...v1.Layer) (v1.Image, error) {
 	p, err := images.ParsePlatform(platform)
 	if err != nil {
 		return nil, err

@@ -5,9 +5,6 @@ mount --make-rprivate /
 mount -t proc proc /proc
 mount_cgroups ""
 if [ "$(stat -f -c %T /sys/fs/cgroup)" = cgroup2fs ]; then
-    # Only a cgroup without processes can have controllers for the ones below.
-    mkdir /sys/fs/cgroup/init
-    while read -r pid; do echo "$pid" >/sys/fs/cgroup/init/cgroup.procs; done </sys/fs/cgroup/cgroup.procs
     for controller in $(cat /sys/fs/cgroup/cgroup.controllers); do echo "+$controller" >/sys/fs/cgroup/cgroup.subtree_control; done
 fi
 

@@ -22,6 +22,17 @@ import (
 //go:embed inside.sh
 var script string
 
+// leaveRoot creates the other namespaces. In version 2, only a cgroup without processes can have controllers for the cgroups below,
+// so the shell leaves the root of the cgroup namespace before.
+const leaveRoot = `set -e
+if [ "$(stat -f -c %T /sys/fs/cgroup)" = cgroup2fs ]; then
+    init=/sys/fs/cgroup/$(basename "$dir")/init
+    mkdir "$init"
+    echo $$ >"$init/cgroup.procs"
+fi
+exec unshare --mount --pid --fork --kill-child --uts --ipc --net /bin/bash -c "$script"
+`
+
 // start runs a job in new namespaces. It writes the files of the suite and of containerd to a directory: output,
 // report.xml and containerd.log.
 func start(ctx context.Context, j job, to string) (err error) {
@@ -53,8 +64,8 @@ func start(ctx context.Context, j job, to string) (err error) {
 		return err
 	}
 	// The shell enters the cgroups before unshare, so that they are the roots of the cgroup namespace.
-	cmd := exec.Command("/bin/bash", "-c", enter+`exec unshare --mount --pid --fork --kill-child --uts --ipc --net --cgroup /bin/bash -c "$script"`)
-	cmd.Env = append(os.Environ(), "script="+machine.MountCgroups+script, "dir="+dir, "inside="+self, insideVariable+"="+string(text))
+	cmd := exec.Command("/bin/bash", "-c", enter+`exec unshare --cgroup /bin/bash -c "$leave"`)
+	cmd.Env = append(os.Environ(), "leave="+leaveRoot, "script="+machine.MountCgroups+script, "dir="+dir, "inside="+self, insideVariable+"="+string(text))
 	d, err := daemon.Start(cmd, filepath.Join(dir, "peers.log"))
 	if err != nil {
 		return err

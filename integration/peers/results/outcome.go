@@ -111,11 +111,12 @@ func (o Outcomes) Names(outcome Outcome) []string {
 	return names
 }
 
-// Differences returns the sorted names of the tests that pass with stock containerd and do not pass with imagepin.
+// Differences returns the sorted names of the tests with a worse outcome with imagepin than with stock containerd: those that pass with
+// stock containerd only, and those that fail and are skipped with stock containerd.
 func Differences(stock, ours Outcomes) []string {
 	var names []string
 	for name, outcome := range stock {
-		if outcome == Passed && ours[name] != Passed {
+		if outcome == Passed && ours[name] != Passed || outcome == Skipped && ours[name] == Failed {
 			names = append(names, name)
 		}
 	}
