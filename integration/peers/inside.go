@@ -5,11 +5,13 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"time"
 
+	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -51,6 +53,10 @@ func (j job) peer(name string) string { return filepath.Join(j.Bin, "peers", nam
 func inside() int {
 	var j job
 	err := json.Unmarshal([]byte(os.Getenv(insideVariable)), &j)
+	if err == nil {
+		// Tests count the open files of a shim, which would inherit what the caller of this process has left open.
+		err = os.NewSyscallError("close_range", unix.CloseRange(3, math.MaxUint32, unix.CLOSE_RANGE_CLOEXEC))
+	}
 	if err == nil {
 		err = j.run(context.Background())
 	}
