@@ -46,7 +46,7 @@ type job struct {
 	Bin string
 }
 
-// path returns a path of the binaries of peers.
+// peer returns the path of a binary of peers.
 func (j job) peer(name string) string { return filepath.Join(j.Bin, "peers", name) }
 
 // inside runs the job in its namespaces, and returns the exit code of the suite.
