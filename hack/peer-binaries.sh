@@ -18,6 +18,7 @@ GO=${GO:-go}
 root=$(cd "$(dirname "$0")/.." && pwd)
 . "$root/hack/debian-apt.sh"
 bin=${IMAGEPIN_BIN:-$root/bin}
+mkdir -p "$bin" && bin=$(cd "$bin" && pwd)
 cache=${IMAGEPIN_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/imagepin}
 containerd=github.com/containerd/containerd/v2
 cd "$root/integration/peers/binaries"
@@ -29,7 +30,7 @@ fi
 
 key=$(cat go.mod go.sum "$root/hack/peer-binaries.sh" <("$GO" env GOVERSION GOOS GOARCH) | sha256sum | cut -c1-16)
 dir=$cache/peers-$key
-mkdir -p "$cache" "$bin"
+mkdir -p "$cache"
 exec 9>"$cache/peers.lock"
 flock 9
 if [ ! -d "$dir" ]; then
