@@ -5378,10 +5378,12 @@ func (x *ApplyProgress) GetRef() string {
 
 type ApplyResult struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Lock          string                 `protobuf:"bytes,1,opt,name=lock,proto3" json:"lock,omitempty"`         // digest of the lock; empty if it was removed
-	Previous      string                 `protobuf:"bytes,2,opt,name=previous,proto3" json:"previous,omitempty"` // digest of the lock before it; empty if there is none
-	Changes       []*LockChange          `protobuf:"bytes,3,rep,name=changes,proto3" json:"changes,omitempty"`   // sorted by reference
-	Images        int64                  `protobuf:"varint,4,opt,name=images,proto3" json:"images,omitempty"`    // that were made ready, each for one target
+	Lock          string                 `protobuf:"bytes,1,opt,name=lock,proto3" json:"lock,omitempty"`                             // digest of the lock; empty if it was removed
+	Previous      string                 `protobuf:"bytes,2,opt,name=previous,proto3" json:"previous,omitempty"`                     // digest of the lock before it; empty if there is none
+	Changes       []*LockChange          `protobuf:"bytes,3,rep,name=changes,proto3" json:"changes,omitempty"`                       // sorted by reference
+	Images        int64                  `protobuf:"varint,4,opt,name=images,proto3" json:"images,omitempty"`                        // that were made ready, each counted for each target
+	Locked        int64                  `protobuf:"varint,5,opt,name=locked,proto3" json:"locked,omitempty"`                        // images of the lock, as in LockCounts
+	MadeReady     int64                  `protobuf:"varint,6,opt,name=made_ready,json=madeReady,proto3" json:"made_ready,omitempty"` // images of the lock that were made ready, each counted once
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -5440,6 +5442,20 @@ func (x *ApplyResult) GetChanges() []*LockChange {
 func (x *ApplyResult) GetImages() int64 {
 	if x != nil {
 		return x.Images
+	}
+	return 0
+}
+
+func (x *ApplyResult) GetLocked() int64 {
+	if x != nil {
+		return x.Locked
+	}
+	return 0
+}
+
+func (x *ApplyResult) GetMadeReady() int64 {
+	if x != nil {
+		return x.MadeReady
 	}
 	return 0
 }
@@ -6998,12 +7014,15 @@ const file_imagepin_v1_imagepin_proto_rawDesc = "" +
 	"\x04lock\x18\x02 \x01(\tR\x04lock\x12\x12\n" +
 	"\x04done\x18\x03 \x01(\x03R\x04done\x12\x14\n" +
 	"\x05total\x18\x04 \x01(\x03R\x05total\x12\x10\n" +
-	"\x03ref\x18\x05 \x01(\tR\x03ref\"\x88\x01\n" +
+	"\x03ref\x18\x05 \x01(\tR\x03ref\"\xbf\x01\n" +
 	"\vApplyResult\x12\x12\n" +
 	"\x04lock\x18\x01 \x01(\tR\x04lock\x12\x1a\n" +
 	"\bprevious\x18\x02 \x01(\tR\bprevious\x121\n" +
 	"\achanges\x18\x03 \x03(\v2\x17.imagepin.v1.LockChangeR\achanges\x12\x16\n" +
-	"\x06images\x18\x04 \x01(\x03R\x06images\"L\n" +
+	"\x06images\x18\x04 \x01(\x03R\x06images\x12\x16\n" +
+	"\x06locked\x18\x05 \x01(\x03R\x06locked\x12\x1d\n" +
+	"\n" +
+	"made_ready\x18\x06 \x01(\x03R\tmadeReady\"L\n" +
 	"\n" +
 	"LockChange\x12\x10\n" +
 	"\x03ref\x18\x01 \x01(\tR\x03ref\x12\x16\n" +

@@ -171,7 +171,7 @@ func (a *Applier) apply(ctx context.Context, r Request) (Result, error) {
 		return Result{}, err
 	}
 	last := a.config.State.Get()
-	result := Result{Changes: changes(last.Current, r.Lock), Images: len(p.jobs)}
+	result := Result{Changes: changes(last.Current, r.Lock), Images: len(p.jobs), Locked: len(r.Lock.Images), MadeReady: p.images(r.Lock)}
 	if r.DryRun {
 		result.Lock = id
 		return result, nil

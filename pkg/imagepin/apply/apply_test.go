@@ -85,6 +85,19 @@ func TestPlan(t *testing.T) {
 	}
 }
 
+// TestCounts checks that a result counts images as the status does, each once for all targets.
+func TestCounts(t *testing.T) {
+	e := newEnv(t, handlers...)
+	l := lockOf(t, image(t, "app:1", "one", "linux/amd64", "linux/arm64"), image(t, "web:1", "two", "linux/amd64"))
+	for _, want := range []Result{{Images: 3, Locked: 2, MadeReady: 2}, {Locked: 2}} {
+		r, err := e.Apply(e.ctx, Request{Lock: l})
+		noError(t, err)
+		if r.Images != want.Images || r.Locked != want.Locked || r.MadeReady != want.MadeReady || len(e.Status().Images) != r.Locked {
+			t.Errorf("got %d images for targets, %d of %d made ready, want %+v", r.Images, r.MadeReady, r.Locked, want)
+		}
+	}
+}
+
 // TestApply checks the switch, the order of locks and what is retained, through an apply of each kind.
 func TestApply(t *testing.T) {
 	e := newEnv(t, handlers...)

@@ -63,6 +63,20 @@ func (j job) key() imagepin.Key {
 	return imagepin.Key{Ref: j.image.Ref.String(), Target: j.runtime.Target}
 }
 
+// images returns the number of images of a lock for which there are jobs. Tags of one image count as the status counts them.
+func (p *plan) images(l *lock.Lock) (n int) {
+	planned := make(map[string]bool)
+	for _, j := range p.jobs {
+		planned[j.image.Ref.String()] = true
+	}
+	for _, i := range l.Images {
+		if planned[i.Ref.String()] {
+			n++
+		}
+	}
+	return n
+}
+
 // rootOf returns the descriptor of a job's image. Its digest is empty if it is not known.
 func (p *plan) rootOf(j job) ocispec.Descriptor {
 	p.mu.Lock()

@@ -86,6 +86,8 @@ type Result struct {
 	Lock, Previous digest.Digest
 	// Changes are the references whose digest changed, sorted.
 	Changes []Change
-	// Images is the number of images that were made ready, each for one target.
+	// Images is the number of images that were made ready, each counted for each target.
 	Images int
+	// Locked is the number of images of the lock, and MadeReady how many of them were made ready, each counted once.
+	Locked, MadeReady int
 }

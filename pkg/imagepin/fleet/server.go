@@ -219,7 +219,7 @@ func progressOf(p apply.Progress) *api.ApplyProgress {
 }
 
 func applyResult(r apply.Result) *api.ApplyResult {
-	return &api.ApplyResult{Lock: r.Lock.String(), Previous: r.Previous.String(), Images: int64(r.Images), Changes: lockChanges(r.Changes)}
+	return &api.ApplyResult{Lock: r.Lock.String(), Previous: r.Previous.String(), Images: int64(r.Images), Locked: int64(r.Locked), MadeReady: int64(r.MadeReady), Changes: lockChanges(r.Changes)}
 }
 
 func lockChanges(all []apply.Change) (changes []*api.LockChange) {

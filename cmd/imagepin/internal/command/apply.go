@@ -206,19 +206,20 @@ func applyProgressText(p *api.ApplyProgress) string {
 	case p.GetTotal() == 0:
 		return p.GetPhase()
 	case p.GetPhase() == "preparing" || p.GetPhase() == "switching":
-		return fmt.Sprintf("%s: %d of %s", p.GetPhase(), p.GetDone(), count(p.GetTotal(), "image"))
+		return fmt.Sprintf("%s: %d of %d (images for each target)", p.GetPhase(), p.GetDone(), p.GetTotal())
 	}
 	return fmt.Sprintf("%s: %s of %s", p.GetPhase(), units.BytesSize(float64(p.GetDone())), units.BytesSize(float64(p.GetTotal())))
 }
 
 func (a *app) printApplied(s style, r *api.ApplyResult, dry bool) error {
+	id, images := s.digest(r.GetLock()), count(r.GetLocked(), "image")
 	switch {
 	case r.GetLock() == "":
 		fmt.Fprintln(a.Out, "Removed the lock.")
 	case dry:
-		fmt.Fprintf(a.Out, "Would apply lock %s, and make %s ready.\n", s.digest(r.GetLock()), count(r.GetImages(), "image"))
+		fmt.Fprintf(a.Out, "Would apply lock %s with %s, and make %d ready.\n", id, images, r.GetMadeReady())
 	default:
-		fmt.Fprintf(a.Out, "Applied lock %s, %s made ready.\n", s.digest(r.GetLock()), count(r.GetImages(), "image"))
+		fmt.Fprintf(a.Out, "Applied lock %s with %s, %d made ready.\n", id, images, r.GetMadeReady())
 	}
 	if len(r.GetChanges()) == 0 {
 		_, err := fmt.Fprintln(a.Out, "No reference has another digest than before.")

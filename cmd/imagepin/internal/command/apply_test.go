@@ -32,7 +32,7 @@ func applyMessages() []*api.ApplyResponse {
 		at("verifying", 0, 0), at("verifying", 5<<20, 20<<20), at("verifying", 6<<20, 20<<20), at("verifying", 20<<20, 20<<20),
 		at("importing", 0, 12<<20), at("importing", 12<<20, 12<<20),
 		at("preparing", 0, 3), at("preparing", 1, 3), at("preparing", 3, 3), at("switching", 3, 3),
-		{Result: &api.ApplyResult{Lock: digestNew, Previous: digestOld, Images: 3, Changes: []*api.LockChange{
+		{Result: &api.ApplyResult{Lock: digestNew, Previous: digestOld, Images: 3, Locked: 4, MadeReady: 2, Changes: []*api.LockChange{
 			{Ref: appRef, Before: digestOld, After: digestNew},
 			{Ref: "registry.example.com/shop/old:v1", Before: digestOld},
 			{Ref: webRef, After: digestNew},
@@ -69,7 +69,7 @@ func TestApplyProgress(t *testing.T) {
 	want := strings.Join([]string{
 		"verifying", "verifying: 5MiB of 20MiB", "verifying: 6MiB of 20MiB", "verifying: 20MiB of 20MiB",
 		"importing: 0B of 12MiB", "importing: 12MiB of 12MiB",
-		"preparing: 0 of 3 images", "preparing: 1 of 3 images", "preparing: 3 of 3 images", "switching: 3 of 3 images", "",
+		"preparing: 0 of 3 (images for each target)", "preparing: 1 of 3 (images for each target)", "preparing: 3 of 3 (images for each target)", "switching: 3 of 3 (images for each target)", "",
 	}, "\n")
 	for _, args := range []string{"apply", "rollback"} {
 		c := recorded()

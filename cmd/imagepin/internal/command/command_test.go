@@ -120,7 +120,7 @@ func TestOutput(t *testing.T) {
 		{"apply", recorded(), 0, "apply"},
 		{"apply-dry", ok(func(c *control) { c.apply = c.apply[len(c.apply)-1:] }), 0, "apply --dry-run"},
 		{"apply-unchanged", ok(func(c *control) {
-			c.apply = []*api.ApplyResponse{{Result: &api.ApplyResult{Lock: digestNew, Previous: digestOld}}}
+			c.apply = []*api.ApplyResponse{{Result: &api.ApplyResult{Lock: digestNew, Previous: digestOld, Locked: 3}}}
 		}), 0, "apply --no-trunc"},
 		{"rollback", recorded(), 0, "rollback"},
 		{"lock-status", recorded(), 10, "lock status"},
