@@ -33,6 +33,7 @@ var flagValues = map[string]func(*commandLine, context.Context) []candidate{
 	"filename":          (*commandLine).files,
 	"check":             (*commandLine).files,
 	"lock":              (*commandLine).files,
+	"lock-output":       (*commandLine).files,
 	"containerd-config": (*commandLine).files,
 	"hosts-dir":         (*commandLine).files,
 	"out":               (*commandLine).files,

@@ -36,7 +36,7 @@ Exit code of --check:
   10  a tag has moved, or a reference is new or gone; a table shows which
 
 Examples:
-  imagepin lock -f manifests/ -o lock.yaml
+  imagepin lock -f manifests/ --lock-output lock.yaml    # as in imgpkg; -o is short for it
   kubectl kustomize overlays/prod | imagepin lock -f - -o lock.yaml
   imagepin lock -f kafka.yaml --image-field Kafka:spec.kafka.image -o lock.yaml
   imagepin lock -f manifests/ --check lock.yaml
@@ -53,10 +53,10 @@ func (a *app) lockCommand() *cli.Command {
 		Flags: []cli.Flag{
 			&cli.StringSliceFlag{Name: "filename", Aliases: []string{"f"}, Local: true, Usage: "find images in `FILE`, directory, or - for standard input; can be repeated"},
 			&cli.StringSliceFlag{Name: "image-field", Local: true, Usage: "also lock the images in a field of resources, `KIND:PATH`, for example Kafka:spec.kafka.image or Set:spec.items[*].image; can be repeated"},
-			&cli.StringFlag{Name: "output", Aliases: []string{"o"}, Local: true, Usage: "write the lock to `FILE`; empty means standard output"},
+			&cli.StringFlag{Name: "lock-output", Aliases: []string{"output", "o"}, Local: true, Validator: checkLockOutput, Usage: "write the lock to `FILE`; empty means standard output"},
 			&cli.StringFlag{Name: "check", Local: true, Usage: "compare with the lock in `FILE` and write nothing"},
 			&cli.StringSliceFlag{Name: "update", Local: true, Usage: "resolve only the reference `REF` of an existing lock again; can be repeated"},
-			&cli.StringFlag{Name: "lock", Local: true, Usage: "existing lock `FILE` for --update; empty means that of --output"},
+			&cli.StringFlag{Name: "lock", Local: true, Usage: "existing lock `FILE` for --update; empty means that of --lock-output"},
 			&cli.StringFlag{Name: "sandbox-image", Local: true, Usage: "also lock the sandbox (pause) image `REF`"},
 			&cli.StringFlag{Name: "containerd-config", Local: true, Usage: "also lock the sandbox image that is configured in `FILE`, such as /etc/containerd/config.toml"},
 			&cli.StringSliceFlag{Name: "hosts-dir", Local: true, Value: registry.DefaultHostsDirs, Usage: "directory `DIR` with HOST/hosts.toml; can be repeated"},
@@ -96,7 +96,15 @@ func (a *app) lock(ctx context.Context, cmd *cli.Command) error {
 	if path := cmd.String("check"); path != "" {
 		return a.lockCheck(a.style(cmd), path, made)
 	}
-	return a.writeLock(cmd.String("output"), made, l.summary())
+	return a.writeLock(cmd.String("lock-output"), made, l.summary())
+}
+
+// checkLockOutput rejects the name of a format, which -o takes in the other commands.
+func checkLockOutput(path string) error {
+	if checkOutput(path) != nil {
+		return nil
+	}
+	return fmt.Errorf("it is a format, and this is the name of a file: a lock is YAML; for a file of this name, use ./%s", path)
 }
 
 func checkLockFlags(cmd *cli.Command) error {
@@ -107,14 +115,14 @@ func checkLockFlags(cmd *cli.Command) error {
 		return errors.New("--image-field is for manifests: name them with --filename")
 	case updates > 0 && (files > 0 || sandbox || cmd.String("check") != ""):
 		return errors.New("--update works on an existing lock, it excludes --filename, --check, --sandbox-image and --containerd-config")
-	case updates > 0 && cmd.String("lock") == "" && cmd.String("output") == "":
-		return errors.New("--update needs the existing lock: name it with --output, or --lock")
+	case updates > 0 && cmd.String("lock") == "" && cmd.String("lock-output") == "":
+		return errors.New("--update needs the existing lock: name it with --lock-output, or --lock")
 	case updates == 0 && cmd.String("lock") != "":
 		return errors.New("--lock is for --update; to compare with a lock, use --check")
 	case updates == 0 && files == 0 && !sandbox:
 		return fmt.Errorf("which images? name manifests with --filename, see %s --help", cmd.FullName())
-	case cmd.String("check") != "" && cmd.String("output") != "":
-		return errors.New("--check writes nothing, it excludes --output")
+	case cmd.String("check") != "" && cmd.String("lock-output") != "":
+		return errors.New("--check writes nothing, it excludes --lock-output")
 	case cmd.Int("concurrency") < 1:
 		return errors.New("--concurrency must be at least 1")
 	}

@@ -376,6 +376,8 @@ func TestLockFlags(t *testing.T) {
 		"--update x":                            "--update needs the existing lock",
 		"--lock x -f " + manifest:               "--lock is for --update",
 		"-f " + manifest + " --check a -o b":    "--check writes nothing",
+		"-f " + manifest + " -o json":           `"json" for flag -o: it is a format`,
+		"-f " + manifest + " --output=yaml":     "use ./yaml",
 		"-f " + manifest + " --concurrency 0":   "--concurrency must be at least 1",
 		"-f " + manifest + " extra":             `unknown command "extra"`,
 		"-f " + d.file("absent"):                "no such file",

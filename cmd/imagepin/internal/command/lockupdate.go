@@ -13,7 +13,7 @@ import (
 
 // lockUpdate resolves some references of an existing lock again, and keeps all other images.
 func (a *app) lockUpdate(ctx context.Context, cmd *cli.Command, l *locker) error {
-	path := cmp.Or(cmd.String("lock"), cmd.String("output"))
+	path := cmp.Or(cmd.String("lock"), cmd.String("lock-output"))
 	old, err := readLock(path, nil)
 	if err != nil {
 		return err
@@ -38,7 +38,7 @@ func (a *app) lockUpdate(ctx context.Context, cmd *cli.Command, l *locker) error
 	for _, c := range lock.Compare(old, made) {
 		summary += fmt.Sprintf("\n%s: %s, was %s", c.Name, c.New, c.Old)
 	}
-	return a.writeLock(cmd.String("output"), made, summary)
+	return a.writeLock(cmd.String("lock-output"), made, summary)
 }
 
 // selection are the images of a lock that remain as they are, and the annotations of the others by ID.
