@@ -14,7 +14,7 @@ var otherWords = map[string]map[string]string{
 	},
 	"pin": {
 		"get": "pin ls", "show": "pin ls", "add": "pin set", "create": "pin set", "update": "refresh", "move": "pin set",
-		"delete": "pin rm", "del": "pin rm", "unset": "pin rm", "unpin": "pin rm", "refresh": "refresh", "revert": "pin undo", "rollback": "pin undo",
+		"delete": "pin rm", "del": "pin rm", "unset": "pin rm", "refresh": "refresh", "revert": "pin undo", "rollback": "pin undo",
 	},
 	"config": {
 		"dump": "config default", "show": "config default", "print": "config default", "verify": "config check", "validate": "config check", "test": "config check",

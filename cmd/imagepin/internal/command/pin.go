@@ -84,7 +84,7 @@ func (a *app) pinList(ctx context.Context, cmd *cli.Command) error {
 }
 
 func (a *app) printPins(s style, r *api.PinsResponse) error {
-	return table(a.Out, []string{"SCOPE", "REFERENCE", "DIGEST", "MADE BY", "MADE", "USED", "RETAIN", "DRIFT", "LOOKED UP"}, mapped(r.GetPins(), func(p *api.Pin) []string {
+	return a.table([]string{"SCOPE", "REFERENCE", "DIGEST", "MADE BY", "MADE", "USED", "RETAIN", "DRIFT", "LOOKED UP"}, mapped(r.GetPins(), func(p *api.Pin) []string {
 		return []string{
 			p.GetScope(), s.ref(p.GetRef()), s.digest(p.GetRoot().GetDigest()), madeBy(p),
 			s.time(p.GetMadeAt()), s.time(p.GetUsedAt()), yesNo(p.GetRetain()), s.digest(p.GetDrift().GetDigest()), s.lookedUp(p.GetLookup()),
@@ -216,7 +216,7 @@ Examples:
 func (a *app) pinRemoveCommand() *cli.Command {
 	return &cli.Command{
 		Name:        "rm",
-		Aliases:     []string{"remove"},
+		Aliases:     []string{"remove", "unpin"},
 		Usage:       "Remove a pin: the tag follows the registry again",
 		ArgsUsage:   "REF",
 		Description: pinRemoveDescription,

@@ -2,22 +2,28 @@ package command
 
 import (
 	"context"
+	"errors"
 	"fmt"
 
 	"github.com/urfave/cli/v3"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 
 	api "github.com/imagepin/imagepin/api/imagepin/v1"
 )
 
-const removeDescription = `Removes an image with all of its references, and what only it needs on the disk,
+const removeDescription = `Removes images with all of their references, and what only they need on the disk,
 as crictl rmi does. An image that a container uses is not removed. Pins stay: the
-next pull of a pinned reference fetches the same digest.
+next pull of a pinned reference fetches the same digest. To remove a pin of the
+node, use "imagepin pin rm", and for one of the cluster "kubectl imagepin rm".
 
-With --handler, it removes the image only for the platform and the snapshotter of
-that runtime handler.
+If an image cannot be removed, the others are, and the exit code is 1. With
+--handler, images are removed only for the platform and the snapshotter of that
+runtime handler.
 
 Examples:
-  imagepin rm docker.io/library/nginx:1.29
+  imagepin rm docker.io/library/nginx:1.29 docker.io/library/redis:8
   imagepin rm docker.io/library/nginx:1.29 --handler kata
   imagepin rm 3f8a4339aadd`
 
@@ -25,11 +31,11 @@ func (a *app) removeCommand() *cli.Command {
 	return &cli.Command{
 		Name:        "rm",
 		Aliases:     []string{"rmi"},
-		Usage:       "Remove an image",
-		ArgsUsage:   "REF",
+		Usage:       "Remove images",
+		ArgsUsage:   "REF...",
 		Description: removeDescription,
 		Flags: []cli.Flag{
-			&cli.StringFlag{Name: "handler", Usage: "remove it only for runtime `HANDLER`; empty means all"},
+			&cli.StringFlag{Name: "handler", Usage: "remove them only for runtime `HANDLER`; empty means all"},
 			noTruncFlag(),
 		},
 		Action: a.remove,
@@ -37,12 +43,37 @@ func (a *app) removeCommand() *cli.Command {
 }
 
 func (a *app) remove(ctx context.Context, cmd *cli.Command) error {
-	args, err := arguments(cmd, "REF")
-	if err != nil {
+	refs := cmd.Args().Slice()
+	if len(refs) == 0 {
+		_, err := arguments(cmd, "REF...")
 		return err
 	}
-	_, err = show(ctx, a, cmd, api.ControlClient.RemoveImage, &api.RemoveImageRequest{Ref: args[0], Handler: cmd.String("handler")}, a.printRemoved)
-	return err
+	removed := &api.RemoveImageResponse{}
+	var failed []error
+	err := a.call(ctx, cmd, func(ctx context.Context, c api.ControlClient) error {
+		for _, ref := range refs {
+			r, err := c.RemoveImage(ctx, &api.RemoveImageRequest{Ref: ref, Handler: cmd.String("handler")})
+			switch {
+			case err == nil:
+				proto.Merge(removed, r)
+			case ctx.Err() != nil, len(refs) == 1, unreachable(err):
+				return err
+			default:
+				failed = append(failed, errors.New(status.Convert(err).Message()))
+			}
+		}
+		return nil
+	})
+	if len(removed.GetRemoved()) > 0 || err == nil && len(failed) == 0 {
+		failed = append(failed, a.print(cmd, removed, func() error { return a.printRemoved(a.style(cmd), removed) }))
+	}
+	return errors.Join(append(failed, err)...)
+}
+
+// unreachable reports whether an error is about the control service, so that calls for other references fail too.
+func unreachable(err error) bool {
+	code := status.Code(err)
+	return code == codes.Unavailable || code == codes.Unimplemented
 }
 
 func (a *app) printRemoved(s style, r *api.RemoveImageResponse) error {

@@ -12,10 +12,11 @@ import (
 
 func (e *env) rm() *cobra.Command {
 	cmd := &cobra.Command{
-		Use:   "rm (NAME | KIND/NAME)...",
-		Short: "Delete ImagePins: the next container that a node creates resolves the tag again",
+		Use:     "rm (NAME | KIND/NAME)...",
+		Aliases: []string{"unpin"},
+		Short:   "Delete ImagePins: the next container that a node creates resolves the tag again",
 		Long: templates.LongDesc(`
-			Delete ImagePins.
+			Delete ImagePins. To remove images of a node, use "imagepin rm" there.
 
 			For a workload, it deletes those of the current revision. After at most "recheck" (a setting of nodes, 1 minute by
 			default), the next container that a node creates, also in a running pod, resolves the tag with the credentials of
