@@ -225,7 +225,7 @@ func (a *app) printApplied(s style, r *api.ApplyResult, dry bool) error {
 		_, err := fmt.Fprintln(a.Out, "No reference has another digest than before.")
 		return err
 	}
-	return table(a.Out, []string{"REFERENCE", "BEFORE", "AFTER"}, mapped(r.GetChanges(), func(c *api.LockChange) []string {
+	return a.table([]string{"REFERENCE", "BEFORE", "AFTER"}, mapped(r.GetChanges(), func(c *api.LockChange) []string {
 		return []string{s.ref(c.GetRef()), s.digest(c.GetBefore()), s.digest(c.GetAfter())}
 	}))
 }

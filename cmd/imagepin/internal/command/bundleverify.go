@@ -107,7 +107,7 @@ func verifyProgress(w io.Writer, path string, now func() time.Time) func(done, t
 
 func (a *app) printBundleReport(cmd *cli.Command, r *bundleReport, b *bundle.Bundle) error {
 	s := a.style(cmd)
-	if err := table(a.Out, []string{"REFERENCE", "IMAGE"}, mapped(r.Images, func(i bundleImage) []string {
+	if err := a.table([]string{"REFERENCE", "IMAGE"}, mapped(r.Images, func(i bundleImage) []string {
 		return []string{orNone(i.ID), s.ref(i.Image)}
 	})); err != nil {
 		return err

@@ -35,6 +35,8 @@ type app struct {
 	serveSocket string
 	// parts are those of imagepin serve.
 	parts node.Parts
+	// noHeaders is --no-headers.
+	noHeaders bool
 }
 
 // Run runs the command and returns its exit code. args begins with the name of the program. parts are those of
@@ -98,7 +100,7 @@ func (a *app) root() *cli.Command {
 		Version:         version.Version,
 		Description:     rootDescription,
 		HideHelpCommand: true,
-		Flags:           globalFlags(),
+		Flags:           a.globalFlags(),
 		Commands: append([]*cli.Command{
 			a.statusCommand(), a.imagesCommand(), a.psCommand(), a.inspectCommand(), a.resolveCommand(), a.diffCommand(), a.pullCommand(),
 			a.pinCommand(), a.lockCommand(), a.bundleCommand(), a.applyCommand(), a.rollbackCommand(), a.limitRateCommand(), a.refreshCommand(), a.removeCommand(), a.pruneCommand(), a.duCommand(), a.eventsCommand(), a.checkCommand(), a.uninstallCommand(), a.configCommand(),
@@ -110,7 +112,7 @@ func (a *app) root() *cli.Command {
 	return root
 }
 
-func globalFlags() []cli.Flag {
+func (a *app) globalFlags() []cli.Flag {
 	return []cli.Flag{
 		&cli.StringFlag{
 			Name: "address", Aliases: []string{"a"}, Value: defaults.DefaultAddress,
@@ -121,6 +123,7 @@ func globalFlags() []cli.Flag {
 			Usage: "containerd `NAMESPACE` of the CRI", Sources: cli.EnvVars(namespaces.NamespaceEnvVar),
 		},
 		outputFlag(),
+		&cli.BoolFlag{Name: "no-headers", Destination: &a.noHeaders, Usage: "print tables without their first line"},
 		&cli.DurationFlag{Name: "timeout", Usage: "give up after `DURATION`; 0s means no timeout"},
 	}
 }

@@ -63,6 +63,10 @@ func TestOutput(t *testing.T) {
 			k := c.images.Keys[0]
 			k.Pin, k.OtherPin, k.OtherPinDigest = "", k.Pin, digestNew
 		}), 0, "images"},
+		{"images-no-headers", recorded(), 0, "images --no-headers"},
+		{"du-no-headers", recorded(), 1, "du --no-headers"},
+		{"images-none-no-headers", ok(func(c *control) { c.images = &api.ImagesResponse{} }), 0, "images --no-headers"},
+		{"pull-quiet", recorded(), 0, "pull -q " + appRef},
 		{"images-none", ok(func(c *control) { c.images = &api.ImagesResponse{} }), 0, "images"},
 		{"inspect", recorded(), 0, "inspect " + appRef},
 		{"inspect-none", ok(func(c *control) {
@@ -141,6 +145,9 @@ func TestOutput(t *testing.T) {
 		{"check-clean", ok(func(c *control) { c.check.Findings = nil }), 0, "check"},
 	} {
 		for _, format := range []string{outputTable, outputWide, outputJSON} {
+			if format != outputTable && (strings.HasSuffix(test.name, "-headers") || strings.HasSuffix(test.name, "-quiet")) {
+				continue
+			}
 			if format == outputWide && !strings.HasPrefix(test.name, "images") && !strings.HasPrefix(test.name, "du") && !strings.HasPrefix(test.name, "ps") {
 				continue
 			}
@@ -361,6 +368,8 @@ func TestUsageErrors(t *testing.T) {
 		"":                                      "",
 		"zzz":                                   `unknown command "zzz", see imagepin --help`,
 		"imagse":                                `unknown command "imagse" (did you mean "images"?), see imagepin --help`,
+		"rm":                                    "imagepin rm takes REF..., got 0 arguments, see imagepin rm --help",
+		"pull app -q -o json":                   "--quiet excludes --output other than table",
 		"unpin app":                             `unknown command "unpin" (did you mean "imagepin pin rm"?), see imagepin --help`,
 		"pin delete app":                        `unknown command "delete" (did you mean "imagepin pin rm"?), see imagepin pin --help`,
 		"help config validate":                  `unknown command "validate" (did you mean "imagepin config check"?), see imagepin config --help`,
@@ -379,7 +388,7 @@ func TestUsageErrors(t *testing.T) {
 		"images --zzz":                          `unknown flag "--zzz", see imagepin images --help`,
 		"images --handlr runc":                  `unknown flag "--handlr" (did you mean "--handler"?), see imagepin images --help`,
 		"images --outptu json":                  `unknown flag "--outptu" (did you mean "--output"?), see imagepin images --help`,
-		"images -o xml":                         `invalid value "xml" for flag -o: must be table, wide, json, yaml or go-template=TEMPLATE, see imagepin images --help`,
+		"images -o xml":                         `invalid value "xml" for flag -o: must be table, wide, json, yaml, jsonpath=TEMPLATE or go-template=TEMPLATE, see imagepin images --help`,
 		"pull app --user bob":                   "read the password: standard input is not a terminal, use --password-stdin",
 		"pull app --password-stdin":             "a password requires --user NAME",
 		"pull app --user :secret":               "a password requires --user NAME",

@@ -92,13 +92,13 @@ func (a *app) printUsage(cmd *cli.Command, u *api.DiskUsageResponse) error {
 	for i, img := range u.GetImages() {
 		rows[i] = append(rows[i], refsText(s, img.GetRefs(), room))
 	}
-	if err := table(a.Out, append(header, "REFERENCE"), rows); err != nil {
+	if err := a.table(append(header, "REFERENCE"), rows); err != nil {
 		return err
 	}
 	if _, err := fmt.Fprintln(a.Out); err != nil {
 		return err
 	}
-	return table(a.Out, []string{"TOTAL", "ITEMS", "SIZE"}, usageTotals(s, u))
+	return a.table([]string{"TOTAL", "ITEMS", "SIZE"}, usageTotals(s, u))
 }
 
 func usageTotals(s style, u *api.DiskUsageResponse) [][]string {

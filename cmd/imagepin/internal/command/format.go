@@ -11,6 +11,7 @@ import (
 
 	"github.com/urfave/cli/v3"
 	"google.golang.org/protobuf/proto"
+	"k8s.io/client-go/util/jsonpath"
 	"sigs.k8s.io/yaml"
 )
 
@@ -21,15 +22,16 @@ const (
 	outputJSON     = "json"
 	outputYAML     = "yaml"
 	outputTemplate = "go-template="
+	outputJSONPath = "jsonpath="
 )
 
 // outputs are all values of --output, for completion.
-var outputs = []string{outputTable, outputWide, outputJSON, outputYAML, outputTemplate}
+var outputs = []string{outputTable, outputWide, outputJSON, outputYAML, outputTemplate, outputJSONPath}
 
 func outputFlag() cli.Flag {
 	return &cli.StringFlag{
 		Name: "output", Aliases: []string{"o"}, Value: outputTable,
-		Usage:     "output `FORMAT`: table, wide, json, yaml, or go-template=TEMPLATE over the JSON object",
+		Usage:     "output `FORMAT`: table, wide, json, yaml, or jsonpath=TEMPLATE or go-template=TEMPLATE over the JSON object",
 		Validator: checkOutput,
 	}
 }
@@ -39,11 +41,21 @@ func checkOutput(format string) error {
 	case outputTable, outputWide, outputJSON, outputYAML:
 		return nil
 	}
+	if strings.HasPrefix(format, outputJSONPath) {
+		_, err := parseJSONPath(format)
+		return err
+	}
 	if !strings.HasPrefix(format, outputTemplate) {
-		return errors.New("must be table, wide, json, yaml or go-template=TEMPLATE")
+		return errors.New("must be table, wide, json, yaml, jsonpath=TEMPLATE or go-template=TEMPLATE")
 	}
 	_, err := parseTemplate(format)
 	return err
+}
+
+// parseJSONPath parses a template as kubectl does. A missing field is empty.
+func parseJSONPath(format string) (*jsonpath.JSONPath, error) {
+	j := jsonpath.New("output").AllowMissingKeys(true)
+	return j, j.Parse(strings.TrimPrefix(format, outputJSONPath))
 }
 
 func parseTemplate(format string) (*template.Template, error) {
@@ -92,6 +104,19 @@ func printObject(w io.Writer, format string, object []byte) error {
 	return printTemplate(w, format, object)
 }
 
+// executor executes a parsed template.
+type executor interface {
+	Execute(w io.Writer, data any) error
+}
+
+// parseFormat parses go-template= or jsonpath=.
+func parseFormat(format string) (executor, error) {
+	if strings.HasPrefix(format, outputJSONPath) {
+		return parseJSONPath(format)
+	}
+	return parseTemplate(format)
+}
+
 // printJSON indents object. protojson intentionally varies its white space between builds; this output is stable.
 func printJSON(w io.Writer, object []byte) error {
 	var out bytes.Buffer
@@ -105,7 +130,7 @@ func printJSON(w io.Writer, object []byte) error {
 
 // printTemplate prints nothing if the template fails.
 func printTemplate(w io.Writer, format string, object []byte) error {
-	t, err := parseTemplate(format)
+	t, err := parseFormat(format)
 	if err != nil {
 		return err
 	}
@@ -115,7 +140,8 @@ func printTemplate(w io.Writer, format string, object []byte) error {
 	}
 	var out bytes.Buffer
 	if err := t.Execute(&out, data); err != nil {
-		return fmt.Errorf("-o go-template: %w", err)
+		name, _, _ := strings.Cut(format, "=")
+		return fmt.Errorf("-o %s: %w", name, err)
 	}
 	_, err = out.WriteTo(w)
 	return err

@@ -36,3 +36,20 @@ func TestInvalidTemplate(t *testing.T) {
 	failed(t, run(t, recorded(), "images", "-o", "go-template={{index .keys 99}}"),
 		`-o go-template: template: output:1:2: executing "output" at <index .keys 99>: error calling index: index out of range: 99`)
 }
+
+// TestJSONPath checks that -o jsonpath is that of kubectl.
+func TestJSONPath(t *testing.T) {
+	for template, want := range map[string]string{
+		"{.keys[*].imageId}":                         imageID + " " + imageID,
+		`{range .keys[*]}{.ref}{"\n"}{end}`:          appRef + "\n" + armKey().GetRef() + "\n",
+		`{.keys[?(@.pin=="node")].root.digest}`:      digestOld,
+		"{.keys[0].size} {.keys[0].target.platform}": "880359 " + hostPlatform,
+		"{.keys[0].absent}":                          "",
+	} {
+		if got := run(t, recorded(), "images", "-o", "jsonpath="+template); got.code != 0 || got.out != want {
+			t.Errorf("%s: exit code %d, printed %q%q, want %q", template, got.code, got.out, got.err, want)
+		}
+	}
+	got := runAt(t, "/absent", nil, "images", "-o", "jsonpath={.keys") // the error comes before a call
+	failed(t, got, `invalid value "jsonpath={.keys" for flag -o: unclosed action, see imagepin images --help`)
+}

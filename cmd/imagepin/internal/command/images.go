@@ -76,7 +76,7 @@ func (a *app) printImages(cmd *cli.Command, keys []*api.Key) error {
 	}
 	columns := imageColumns(cmd, a.style(cmd))
 	rows := mapped(listedKeys(cmd, keys), func(k *api.Key) []string { return cells(columns, k) })
-	return (&imageTable{w: a.Out, header: titles(columns)}).print(rows)
+	return (&imageTable{w: a.Out, header: a.header(titles(columns))}).print(rows)
 }
 
 func (a *app) printImageIDs(keys []*api.Key) error {
@@ -161,6 +161,14 @@ func handlersText(k *api.Key) string {
 		text += " (" + state + ")"
 	}
 	return text
+}
+
+// header returns the header of a table, or nil if the user wants none.
+func (a *app) header(titles []string) []string {
+	if a.noHeaders {
+		return nil
+	}
+	return titles
 }
 
 func titles(columns []column) []string {

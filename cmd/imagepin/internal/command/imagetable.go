@@ -9,14 +9,19 @@ import (
 // imageTable prints rows as they come. Its columns never become narrower.
 type imageTable struct {
 	w      io.Writer
-	header []string
-	widths []int // of the columns, in characters; nil until the header is printed
+	header []string // nil without one
+	widths []int    // of the columns, in characters; nil until the header is printed
 }
 
 func (t *imageTable) print(rows [][]string) error {
 	if t.widths == nil {
-		t.widths = make([]int, len(t.header))
-		rows = append([][]string{t.header}, rows...)
+		if t.header != nil {
+			rows = append([][]string{t.header}, rows...)
+		}
+		if len(rows) == 0 {
+			return nil
+		}
+		t.widths = make([]int, len(rows[0]))
 	}
 	for _, row := range rows {
 		for i, cell := range row {

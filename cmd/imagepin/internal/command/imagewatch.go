@@ -129,7 +129,7 @@ func (a *app) changePrinter(cmd *cli.Command) func([]keyChange) error {
 			return nil
 		}
 	}
-	t := &imageTable{w: a.Out, header: append([]string{eventTitle}, titles(imageColumns(cmd, a.style(cmd)))...)}
+	t := &imageTable{w: a.Out, header: a.header(append([]string{eventTitle}, titles(imageColumns(cmd, a.style(cmd)))...))}
 	return func(changes []keyChange) error {
 		columns := imageColumns(cmd, a.style(cmd))
 		return t.print(mapped(changes, func(c keyChange) []string { return append([]string{c.kind}, cells(columns, c.key)...) }))

@@ -177,7 +177,7 @@ func (a *app) lockCheck(s style, path string, now *lock.Lock) error {
 		_, err := fmt.Fprintf(a.Out, "%s is up to date: %s\n", path, count(int64(len(old.Images)), "reference"))
 		return err
 	}
-	if err := table(a.Out, []string{"REFERENCE", "LOCKED", "NOW"}, mapped(changes, func(c lock.Change) []string {
+	if err := a.table([]string{"REFERENCE", "LOCKED", "NOW"}, mapped(changes, func(c lock.Change) []string {
 		return []string{s.ref(c.Name), s.digest(c.Old.String()), s.digest(c.New.String())}
 	})); err != nil {
 		return err

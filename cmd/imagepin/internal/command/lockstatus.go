@@ -128,7 +128,7 @@ func (s style) lock(l *api.Lock) string {
 
 func (a *app) printLocked(s style, images []*api.LockedImage) error {
 	fmt.Fprintln(a.Out)
-	return table(a.Out, []string{"REFERENCE", "DIGEST", "STATE", "CONTAINERS", "MISSING FOR"}, mapped(images, func(image *api.LockedImage) []string {
+	return a.table([]string{"REFERENCE", "DIGEST", "STATE", "CONTAINERS", "MISSING FOR"}, mapped(images, func(image *api.LockedImage) []string {
 		return []string{s.ref(image.GetRef()), s.digest(image.GetDigest()), image.GetState(), fmt.Sprint(image.GetContainers()), targetNames(image.GetMissing())}
 	}))
 }
@@ -142,7 +142,7 @@ func (a *app) printExtra(s style, images []*api.ExtraImage) error {
 		return nil
 	}
 	fmt.Fprintln(a.Out)
-	return table(a.Out, []string{"NOT IN THE LOCK", "CONTAINERS", "REFERENCE"}, mapped(images, func(image *api.ExtraImage) []string {
+	return a.table([]string{"NOT IN THE LOCK", "CONTAINERS", "REFERENCE"}, mapped(images, func(image *api.ExtraImage) []string {
 		return []string{s.digestOrImage(image.GetDigest(), image.GetImageId()), fmt.Sprint(image.GetContainers()), orNone(s.ref(strings.Join(image.GetRefs()[:min(1, len(image.GetRefs()))], "")))}
 	}))
 }
@@ -152,7 +152,7 @@ func (a *app) printDriftedContainers(s style, containers []*api.DriftedContainer
 		return nil
 	}
 	fmt.Fprintln(a.Out)
-	return table(a.Out, []string{"POD", "CONTAINER", "REFERENCE", "LOCKED", "RUNS"}, mapped(containers, func(c *api.DriftedContainer) []string {
+	return a.table([]string{"POD", "CONTAINER", "REFERENCE", "LOCKED", "RUNS"}, mapped(containers, func(c *api.DriftedContainer) []string {
 		return []string{c.GetNamespace() + "/" + c.GetPod(), c.GetContainer(), s.ref(c.GetRef()), s.digest(c.GetLocked()), s.digestOrImage(c.GetDigest(), c.GetImageId())}
 	}))
 }

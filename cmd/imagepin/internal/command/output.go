@@ -33,6 +33,17 @@ func table(w io.Writer, header []string, rows [][]string) error {
 	return tw.Flush()
 }
 
+// table prints rows in columns, without a header if the user wants none.
+func (a *app) table(header []string, rows [][]string) error {
+	if !a.noHeaders {
+		return table(a.Out, header, rows)
+	}
+	if len(rows) == 0 {
+		return nil
+	}
+	return table(a.Out, rows[0], rows[1:])
+}
+
 // mapped returns a value for each item, for example the cells of its row.
 func mapped[T, R any](items []T, value func(T) R) []R {
 	all := make([]R, len(items))

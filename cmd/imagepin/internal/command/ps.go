@@ -101,7 +101,7 @@ func (a *app) printContainers(s style, containers []*api.Container, wide bool) e
 	if wide {
 		header = append(header, "SCOPE", "MADE BY", "IMAGE ID", "CONTAINER ID")
 	}
-	return table(a.Out, header, mapped(containers, func(c *api.Container) []string {
+	return a.table(header, mapped(containers, func(c *api.Container) []string {
 		row := []string{
 			c.GetNamespace() + "/" + c.GetPod(), containerName(c), s.containerImage(c), c.GetHandler(), s.digest(c.GetDigest()),
 			s.digest(c.GetPin().GetRoot().GetDigest()), differsText(c), s.time(c.GetSince()),

@@ -11,6 +11,7 @@ import (
 	"google.golang.org/grpc"
 
 	api "github.com/imagepin/imagepin/api/imagepin/v1"
+	"github.com/imagepin/imagepin/pkg/imagepin"
 )
 
 const pullDescription = `Pulls and unpacks an image for the platform and snapshotter of a runtime
@@ -23,7 +24,8 @@ the exit code is 0. With -o json, "fallback" has the reason.
 
 On a terminal, progress is one bar for each blob, otherwise one line for each
 event. With -o json, yaml or go-template, progress goes to standard error and
-the result to standard output.
+the result to standard output. With --quiet there is no progress, and the result
+is the reference with its digest.
 
 Examples:
   imagepin pull docker.io/library/nginx:1.29
@@ -36,12 +38,18 @@ func (a *app) pullCommand() *cli.Command {
 		Usage:       "Pull and unpack an image for a runtime handler",
 		ArgsUsage:   "REF",
 		Description: pullDescription,
-		Flags:       append([]cli.Flag{handlerFlag()}, credentialFlags()...),
-		Action:      a.pull,
+		Flags: append([]cli.Flag{
+			handlerFlag(), &cli.BoolFlag{Name: "quiet", Aliases: []string{"q"}, Usage: "print only the reference with its digest"},
+		}, credentialFlags()...),
+		Action: a.pull,
 	}
 }
 
 func (a *app) pull(ctx context.Context, cmd *cli.Command) error {
+	quiet := cmd.Bool("quiet")
+	if quiet && !printsText(cmd) {
+		return errors.New("--quiet excludes --output other than table")
+	}
 	args, credential, err := a.argumentsAndCredential(ctx, cmd, "REF")
 	if err != nil {
 		return err
@@ -58,7 +66,11 @@ func (a *app) pull(ctx context.Context, cmd *cli.Command) error {
 			return err
 		}
 		result.Fallback = redact(result.GetFallback(), credential)
-		if err := a.print(cmd, result, func() error { return a.printPulled(result) }); err != nil {
+		print := a.printPulled
+		if quiet {
+			print = a.printPulledDigest
+		}
+		if err := a.print(cmd, result, func() error { return print(result) }); err != nil {
 			return err
 		}
 		return errors.Join(a.warnFallback(result), a.warnPlatform(result))
@@ -68,6 +80,9 @@ func (a *app) pull(ctx context.Context, cmd *cli.Command) error {
 
 // progressOut returns the output for progress, which must not mix with the output for programs.
 func (a *app) progressOut(cmd *cli.Command) io.Writer {
+	if cmd.Bool("quiet") {
+		return io.Discard
+	}
 	if printsText(cmd) {
 		return a.Out
 	}
@@ -166,6 +181,16 @@ func (a *app) warnPlatform(r *api.PullResult) error {
 	}
 	_, err := fmt.Fprintf(a.Err, "imagepin: warning: %s is an image for %s, not for %s: it does not run here without emulation\n",
 		r.GetKey().GetRef(), r.GetOtherPlatform(), r.GetKey().GetTarget().GetPlatform())
+	return err
+}
+
+// printPulledDigest prints the reference with the digest that was pulled, without its tag.
+func (a *app) printPulledDigest(r *api.PullResult) error {
+	name, err := imagepin.ParseReference(r.GetKey().GetRef())
+	if err != nil {
+		return err
+	}
+	_, err = fmt.Fprintf(a.Out, "%s@%s\n", name.Name(), r.GetKey().GetRoot().GetDigest())
 	return err
 }
 

@@ -79,7 +79,7 @@ func (a *app) printRefresh(s style, r *api.RefreshResponse) error {
 	if len(r.GetRefreshed()) == 0 {
 		return nil
 	}
-	return table(a.Out, []string{"KIND", "SCOPE", "TARGET", "BEFORE", "AFTER", "RESULT"}, mapped(r.GetRefreshed(), func(one *api.Refreshed) []string {
+	return a.table([]string{"KIND", "SCOPE", "TARGET", "BEFORE", "AFTER", "RESULT"}, mapped(r.GetRefreshed(), func(one *api.Refreshed) []string {
 		kind := "image"
 		if one.GetScope() != "" {
 			kind = "pin"

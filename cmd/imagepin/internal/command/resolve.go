@@ -68,7 +68,7 @@ func (a *app) printResolve(_ style, r *api.ResolveResponse) error {
 		return nil
 	}
 	fmt.Fprintln(a.Out)
-	return table(a.Out, []string{"MISSING", "NAME", "SIZE"}, mapped(r.GetMissing(), func(m *api.Missing) []string {
+	return a.table([]string{"MISSING", "NAME", "SIZE"}, mapped(r.GetMissing(), func(m *api.Missing) []string {
 		return []string{m.GetWhat(), m.GetName(), orNone(size(m.GetSize()))}
 	}))
 }
