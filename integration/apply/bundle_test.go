@@ -179,3 +179,37 @@ bundles_directory = "{root}/bundles"
 	imagepinWants(r, 0, []string{"apply"}, "Applied lock", moved[7:19])
 	r.WantVersion(node.KubeletPod{Image: ref, Always: true}, "moved")
 }
+
+// TestHandlersOfDropDirectories starts a node with a handler of another platform than that of its bundles. The handlers of one apply
+// are those of the next bundle too, which the node applies when it starts.
+func TestHandlersOfDropDirectories(t *testing.T) {
+	t.Parallel()
+	r := testkit.NewRig(t, node.Options{NoPods: true, Handlers: testkit.OtherTargets, Extra: `
+[plugins."io.containerd.imagepin.v1.images"]
+bundles_directory = "{root}/bundles"
+`})
+	ref := r.Reg.Ref("shop/app:v1")
+	old := r.Version("shop/app:v1", "old")
+	first := makeBundle(r, "1.tar", writeLock(r, "first.yaml", map[string]string{ref: old}), "--platform", images.HostPlatform())
+	moved := r.Version("shop/app:v1", "moved")
+	second := makeBundle(r, "2.tar", writeLock(r, "second.yaml", map[string]string{ref: moved}), "--platform", images.HostPlatform())
+	withoutRegistry(r)
+	if err := os.Mkdir(r.Path("bundles"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	drop := func(path string) {
+		t.Helper()
+		if err := os.Rename(path, filepath.Join(r.Path("bundles"), filepath.Base(path))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	drop(first)
+	imagepinWants(r, 1, []string{"apply"}, "NotInBundle", "linux/arm64", "--handler")
+	imagepinWants(r, 0, []string{"apply", "--handler", testkit.HandlerName("")}, "1 made ready for "+testkit.HandlerName(""))
+	drop(second)
+	r.KillAndRestart(nil)
+	r.Eventually("the second bundle is applied", func() bool { return r.Pins(ref)["lock"].GetRoot().GetDigest() == moved })
+	imagepinWants(r, 0, []string{"lock", "status"}, "for "+testkit.HandlerName(""), "1 locked, 1 ready")
+	imagepinWants(r, 1, []string{"apply", "--all-handlers"}, "NotInBundle")
+	imagepinWants(r, 0, []string{"apply"}, "0 made ready for "+testkit.HandlerName(""))
+}

@@ -5009,16 +5009,19 @@ func (x *Finding) GetRemoved() []string {
 }
 
 type ApplyRequest struct {
-	state          protoimpl.MessageState `protogen:"open.v1"`
-	Lock           []byte                 `protobuf:"bytes,1,opt,name=lock,proto3" json:"lock,omitempty"`         // a lock in YAML or JSON
-	Path           string                 `protobuf:"bytes,2,opt,name=path,proto3" json:"path,omitempty"`         // absolute path of a lock or a bundle on the node; if it is set, lock must be empty
-	Dropped        bool                   `protobuf:"varint,3,opt,name=dropped,proto3" json:"dropped,omitempty"`  // applies the drop directories again; then lock and path must be empty
-	Handlers       []string               `protobuf:"bytes,4,rep,name=handlers,proto3" json:"handlers,omitempty"` // runtime handlers to make the images ready for; empty means all
-	Credential     *Credential            `protobuf:"bytes,5,opt,name=credential,proto3" json:"credential,omitempty"`
-	BytesPerSecond int64                  `protobuf:"varint,6,opt,name=bytes_per_second,json=bytesPerSecond,proto3" json:"bytes_per_second,omitempty"` // the maximum that is received from registries; 0 means no limit
-	DryRun         bool                   `protobuf:"varint,7,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"`                           // verifies the lock and the bundle, and changes nothing
-	Detach         bool                   `protobuf:"varint,8,opt,name=detach,proto3" json:"detach,omitempty"`                                         // returns after the file is opened; LockStatus has the progress
-	Name           string                 `protobuf:"bytes,9,opt,name=name,proto3" json:"name,omitempty"`                                              // of the file of the lock, for people
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	Lock    []byte                 `protobuf:"bytes,1,opt,name=lock,proto3" json:"lock,omitempty"`        // a lock in YAML or JSON
+	Path    string                 `protobuf:"bytes,2,opt,name=path,proto3" json:"path,omitempty"`        // absolute path of a lock or a bundle on the node; if it is set, lock must be empty
+	Dropped bool                   `protobuf:"varint,3,opt,name=dropped,proto3" json:"dropped,omitempty"` // applies the drop directories again; then lock and path must be empty
+	// runtime handlers to make the images ready for, also those of the next locks; empty means those of the node's lock, or all if
+	// it has no lock
+	Handlers       []string    `protobuf:"bytes,4,rep,name=handlers,proto3" json:"handlers,omitempty"`
+	Credential     *Credential `protobuf:"bytes,5,opt,name=credential,proto3" json:"credential,omitempty"`
+	BytesPerSecond int64       `protobuf:"varint,6,opt,name=bytes_per_second,json=bytesPerSecond,proto3" json:"bytes_per_second,omitempty"` // the maximum that is received from registries; 0 means no limit
+	DryRun         bool        `protobuf:"varint,7,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"`                           // verifies the lock and the bundle, and changes nothing
+	Detach         bool        `protobuf:"varint,8,opt,name=detach,proto3" json:"detach,omitempty"`                                         // returns after the file is opened; LockStatus has the progress
+	Name           string      `protobuf:"bytes,9,opt,name=name,proto3" json:"name,omitempty"`                                              // of the file of the lock, for people
+	AllHandlers    bool        `protobuf:"varint,10,opt,name=all_handlers,json=allHandlers,proto3" json:"all_handlers,omitempty"`           // whatever the node's lock was applied for; then handlers must be empty
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
 }
@@ -5114,6 +5117,13 @@ func (x *ApplyRequest) GetName() string {
 		return x.Name
 	}
 	return ""
+}
+
+func (x *ApplyRequest) GetAllHandlers() bool {
+	if x != nil {
+		return x.AllHandlers
+	}
+	return false
 }
 
 type CancelApplyRequest struct {
@@ -5384,6 +5394,7 @@ type ApplyResult struct {
 	Images        int64                  `protobuf:"varint,4,opt,name=images,proto3" json:"images,omitempty"`                        // that were made ready, each counted for each target
 	Locked        int64                  `protobuf:"varint,5,opt,name=locked,proto3" json:"locked,omitempty"`                        // images of the lock, as in LockCounts
 	MadeReady     int64                  `protobuf:"varint,6,opt,name=made_ready,json=madeReady,proto3" json:"made_ready,omitempty"` // images of the lock that were made ready, each counted once
+	Handlers      []string               `protobuf:"bytes,7,rep,name=handlers,proto3" json:"handlers,omitempty"`                     // the runtime handlers that the images are ready for; empty means all
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -5458,6 +5469,13 @@ func (x *ApplyResult) GetMadeReady() int64 {
 		return x.MadeReady
 	}
 	return 0
+}
+
+func (x *ApplyResult) GetHandlers() []string {
+	if x != nil {
+		return x.Handlers
+	}
+	return nil
 }
 
 // LockChange is a reference for which a lock has another digest than the lock before it.
@@ -6985,7 +7003,7 @@ const file_imagepin_v1_imagepin_proto_rawDesc = "" +
 	"\n" +
 	"unverified\x18\a \x01(\bR\n" +
 	"unverified\x12\x18\n" +
-	"\aremoved\x18\b \x03(\tR\aremoved\"\x94\x02\n" +
+	"\aremoved\x18\b \x03(\tR\aremoved\"\xb7\x02\n" +
 	"\fApplyRequest\x12\x12\n" +
 	"\x04lock\x18\x01 \x01(\fR\x04lock\x12\x12\n" +
 	"\x04path\x18\x02 \x01(\tR\x04path\x12\x18\n" +
@@ -6997,7 +7015,9 @@ const file_imagepin_v1_imagepin_proto_rawDesc = "" +
 	"\x10bytes_per_second\x18\x06 \x01(\x03R\x0ebytesPerSecond\x12\x17\n" +
 	"\adry_run\x18\a \x01(\bR\x06dryRun\x12\x16\n" +
 	"\x06detach\x18\b \x01(\bR\x06detach\x12\x12\n" +
-	"\x04name\x18\t \x01(\tR\x04name\"\x14\n" +
+	"\x04name\x18\t \x01(\tR\x04name\x12!\n" +
+	"\fall_handlers\x18\n" +
+	" \x01(\bR\vallHandlers\"\x14\n" +
 	"\x12CancelApplyRequest\"1\n" +
 	"\x13CancelApplyResponse\x12\x1a\n" +
 	"\bcanceled\x18\x01 \x01(\bR\bcanceled\"t\n" +
@@ -7014,7 +7034,7 @@ const file_imagepin_v1_imagepin_proto_rawDesc = "" +
 	"\x04lock\x18\x02 \x01(\tR\x04lock\x12\x12\n" +
 	"\x04done\x18\x03 \x01(\x03R\x04done\x12\x14\n" +
 	"\x05total\x18\x04 \x01(\x03R\x05total\x12\x10\n" +
-	"\x03ref\x18\x05 \x01(\tR\x03ref\"\xbf\x01\n" +
+	"\x03ref\x18\x05 \x01(\tR\x03ref\"\xdb\x01\n" +
 	"\vApplyResult\x12\x12\n" +
 	"\x04lock\x18\x01 \x01(\tR\x04lock\x12\x1a\n" +
 	"\bprevious\x18\x02 \x01(\tR\bprevious\x121\n" +
@@ -7022,7 +7042,8 @@ const file_imagepin_v1_imagepin_proto_rawDesc = "" +
 	"\x06images\x18\x04 \x01(\x03R\x06images\x12\x16\n" +
 	"\x06locked\x18\x05 \x01(\x03R\x06locked\x12\x1d\n" +
 	"\n" +
-	"made_ready\x18\x06 \x01(\x03R\tmadeReady\"L\n" +
+	"made_ready\x18\x06 \x01(\x03R\tmadeReady\x12\x1a\n" +
+	"\bhandlers\x18\a \x03(\tR\bhandlers\"L\n" +
 	"\n" +
 	"LockChange\x12\x10\n" +
 	"\x03ref\x18\x01 \x01(\tR\x03ref\x12\x16\n" +

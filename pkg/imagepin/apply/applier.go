@@ -156,6 +156,7 @@ func (a *Applier) apply(ctx context.Context, r Request) (Result, error) {
 	if of := a.lockOf(id); of != nil {
 		r.fromBundle = of.Bundle
 	}
+	r = a.withHandlers(r)
 	report := a.reporter(r, id)
 	if r.Bundle != nil {
 		report(Progress{Phase: Verifying})
@@ -171,7 +172,7 @@ func (a *Applier) apply(ctx context.Context, r Request) (Result, error) {
 		return Result{}, err
 	}
 	last := a.config.State.Get()
-	result := Result{Changes: changes(last.Current, r.Lock), Images: len(p.jobs), Locked: len(r.Lock.Images), MadeReady: p.images(r.Lock)}
+	result := Result{Changes: changes(last.Current, r.Lock), Images: len(p.jobs), Locked: len(r.Lock.Images), MadeReady: p.images(r.Lock), Handlers: r.Handlers}
 	if r.DryRun {
 		result.Lock = id
 		return result, nil

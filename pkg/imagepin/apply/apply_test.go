@@ -3,6 +3,7 @@ package apply
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"syscall"
 	"testing"
@@ -337,6 +338,42 @@ func TestRemovedHandler(t *testing.T) {
 	if noError(t, e.complete(e.ctx)); len(e.took()) != 2 {
 		t.Error("the image was not made ready")
 	}
+}
+
+// TestHandlersOfLock checks that the handlers of an apply are those of the next ones, until it is for all again.
+func TestHandlersOfLock(t *testing.T) {
+	kata := runtimeplatform.Handler{Name: "kata", Snapshotter: "second"}
+	e := newEnv(t, append(slices.Clone(handlers), kata)...)
+	n := 0
+	apply := func(want []string, images int, r Request) {
+		t.Helper()
+		n++
+		r.Lock = lockOf(t, image(t, "app:1", fmt.Sprint("image ", n), "linux/amd64", "linux/arm64"))
+		got, err := e.Apply(e.ctx, r)
+		noError(t, err)
+		if got.Images != images || !slices.Equal(got.Handlers, want) || !slices.Equal(e.Status().Current.Handlers, want) || !isReady(e.Status()) {
+			t.Errorf("apply %d: %d images for %q, stored for %q", n, got.Images, got.Handlers, e.Status().Current.Handlers)
+		}
+	}
+	apply(nil, 3, Request{})
+	apply([]string{"kata"}, 1, Request{Handlers: []string{"kata"}})
+	apply([]string{"kata"}, 1, Request{})
+	e.configure(t, handlers...) // kata is not configured for a time
+	apply([]string{"kata"}, 2, Request{})
+	e.configure(t, append(slices.Clone(handlers), kata)...)
+	apply([]string{"kata"}, 1, Request{})
+	apply([]string{"runc"}, 1, Request{Handlers: []string{"runc"}})
+	apply(nil, 3, Request{AllHandlers: true})
+	apply(nil, 3, Request{})
+	apply([]string{"kata"}, 1, Request{Handlers: []string{"kata"}})
+	_, err := e.Rollback(e.ctx, Request{}) // to a lock for all
+	if noError(t, err); e.Status().Current.Handlers != nil || !isReady(e.Status()) {
+		t.Errorf("rolled back to %+v", e.Status().Current)
+	}
+	apply([]string{"kata"}, 1, Request{Handlers: []string{"kata"}})
+	_, err = e.Remove(e.ctx, false)
+	noError(t, err)
+	apply(nil, 3, Request{})
 }
 
 // TestRollbackToBundle checks that a lock that came from a bundle does so again after a rollback: no registry is asked.

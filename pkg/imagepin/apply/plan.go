@@ -161,15 +161,26 @@ func (a *Applier) plan(ctx context.Context, r Request) (*plan, error) {
 
 // runtimesOf returns the runtimes to make the images of a request ready for.
 func (a *Applier) runtimesOf(r Request) ([]runtimeplatform.Runtime, error) {
-	if r.stored != nil {
-		return a.storedRuntimes(r.stored), nil
+	if r.stored != nil || r.handlersOfLock {
+		return a.storedRuntimes(r.Handlers), nil
 	}
 	return a.runtimes(r.Handlers)
 }
 
+// withHandlers returns a request that names no handlers with those of the node's lock, so that what an operator has once selected
+// applies to the next locks too, also to those of the drop directories.
+func (a *Applier) withHandlers(r Request) Request {
+	current := a.config.State.Get().Current
+	if r.stored != nil || r.AllHandlers || len(r.Handlers) > 0 || current == nil {
+		return r
+	}
+	r.Handlers, r.handlersOfLock = current.Handlers, true
+	return r
+}
+
 // storedRuntimes returns the runtimes of an applied lock: those of its handlers that are still configured, or all if none is.
-func (a *Applier) storedRuntimes(of *applied.Applied) []runtimeplatform.Runtime {
-	configured := slices.DeleteFunc(slices.Clone(of.Handlers), func(handler string) bool {
+func (a *Applier) storedRuntimes(handlers []string) []runtimeplatform.Runtime {
+	configured := slices.DeleteFunc(slices.Clone(handlers), func(handler string) bool {
 		_, err := a.config.Runtimes().Lookup(handler)
 		return err != nil
 	})
@@ -315,7 +326,7 @@ func (a *Applier) planFromBundle(ctx context.Context, b Bundle, j *job, p *plan)
 		return err
 	}
 	if errdefs.IsNotFound(err) {
-		return notInBundle(j, "its manifest for this platform", "Make the bundle for this platform too (imagepin bundle --platform), or apply it for some runtime handlers only (--handler).")
+		return notInBundle(j, "its manifest for this platform", "Make the bundle for this platform too (imagepin bundle --platform), or apply it for some runtime handlers only (--handler), also the next locks.")
 	}
 	if err != nil {
 		return err

@@ -165,7 +165,7 @@ func names(l *lock.Lock, ref reference.Canonical) (all []reference.Named) {
 // tag records the digest of each tag of a lock for the targets of the node, which the pins of the lock already decide. Other
 // tools then see it too.
 func (a *Applier) tag(ctx context.Context, now *applied.Applied) error {
-	runtimes := a.storedRuntimes(now)
+	runtimes := a.storedRuntimes(now.Handlers)
 	done := make(map[string]bool)
 	for _, i := range now.Lock.Images {
 		tag, ok := i.Tag()

@@ -33,8 +33,10 @@ type Request struct {
 	Bundle Bundle
 	// Name is the name of the file that the lock came from, for people.
 	Name string
-	// Handlers are the runtime handlers to make the images ready for. None means all.
+	// Handlers are the runtime handlers to make the images ready for. None means those of the node's lock, or all if it has no lock.
 	Handlers []string
+	// AllHandlers makes the images ready for all runtime handlers, whatever the node's lock was applied for. It excludes Handlers.
+	AllHandlers bool
 	// Credential is for the registries. The zero value means the node's own credentials.
 	Credential resolve.Credential
 	// BytesPerSecond limits what is received from registries. Zero means no limit.
@@ -45,6 +47,8 @@ type Request struct {
 	Progress func(Progress)
 
 	dropped digest.Digest
+	// handlersOfLock reports that Handlers are those of the node's lock: some may not be configured any more.
+	handlersOfLock bool
 	// stored is the lock of the state that is applied or repaired, and nil for a lock from outside.
 	stored *applied.Applied
 	// fromBundle reports that the lock is one of the node, and its content came from a bundle.
@@ -90,4 +94,6 @@ type Result struct {
 	Images int
 	// Locked is the number of images of the lock, and MadeReady how many of them were made ready, each counted once.
 	Locked, MadeReady int
+	// Handlers are the runtime handlers that the images are ready for. None means all.
+	Handlers []string
 }

@@ -42,7 +42,7 @@ func (a *Applier) Status() Status {
 	if st.Current == nil {
 		return st
 	}
-	runtimes := a.storedRuntimes(st.Current)
+	runtimes := a.storedRuntimes(st.Current.Handlers)
 	for _, i := range st.Current.Lock.Images {
 		s := ImageStatus{Image: i}
 		var without []runtimeplatform.Target

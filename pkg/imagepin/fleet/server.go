@@ -48,7 +48,7 @@ type send = func(*api.ApplyResponse) error
 func (s *Server) Apply(ctx context.Context, r *api.ApplyRequest, to send) error {
 	return applying(ctx, to, func(ctx context.Context, progress func(apply.Progress)) (*apply.Result, error) {
 		q := apply.Request{
-			Handlers: r.GetHandlers(), Credential: control.Credential(r.GetCredential()), BytesPerSecond: r.GetBytesPerSecond(),
+			Handlers: r.GetHandlers(), AllHandlers: r.GetAllHandlers(), Credential: control.Credential(r.GetCredential()), BytesPerSecond: r.GetBytesPerSecond(),
 			DryRun: r.GetDryRun(), Progress: progress,
 		}
 		run, closeFile, err := s.applyFunc(r, q)
@@ -89,6 +89,9 @@ func (s *Server) applyFunc(r *api.ApplyRequest, q apply.Request) (run func(conte
 	}
 	if given != 1 {
 		return nil, nil, imagepin.Invalid("request", "Apply", errors.New("has to have either a lock, or a path, or the drop directories"))
+	}
+	if r.GetAllHandlers() && len(r.GetHandlers()) > 0 {
+		return nil, nil, imagepin.Invalid("request", "Apply", errors.New("has both runtime handlers and all of them"))
 	}
 	if r.GetDetach() {
 		q.Progress = nil
@@ -219,7 +222,7 @@ func progressOf(p apply.Progress) *api.ApplyProgress {
 }
 
 func applyResult(r apply.Result) *api.ApplyResult {
-	return &api.ApplyResult{Lock: r.Lock.String(), Previous: r.Previous.String(), Images: int64(r.Images), Locked: int64(r.Locked), MadeReady: int64(r.MadeReady), Changes: lockChanges(r.Changes)}
+	return &api.ApplyResult{Lock: r.Lock.String(), Previous: r.Previous.String(), Images: int64(r.Images), Locked: int64(r.Locked), MadeReady: int64(r.MadeReady), Handlers: r.Handlers, Changes: lockChanges(r.Changes)}
 }
 
 func lockChanges(all []apply.Change) (changes []*api.LockChange) {

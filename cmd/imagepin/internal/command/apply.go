@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"path/filepath"
+	"strings"
 
 	"github.com/docker/go-units"
 	"github.com/urfave/cli/v3"
@@ -20,6 +21,9 @@ the images that the targets of the node need, and then pins all references of th
 lock in one step. If it fails or is interrupted before that step, the node keeps
 the lock that it had. The images of the lock, and of the lock before it, are
 retained. "imagepin rollback" goes back to the lock before.
+
+--handler is remembered with the lock: the next locks, also those of the drop
+directories, are applied for the same runtime handlers, until --all-handlers.
 
 A bundle must be a file on the node. "-" reads a lock from standard input.
 Without an argument, the drop directories are applied, as at the start of the
@@ -45,7 +49,8 @@ func (a *app) applyCommand() *cli.Command {
 		ArgsUsage:   "[LOCK|BUNDLE|-]",
 		Description: applyDescription,
 		Flags: append([]cli.Flag{
-			&cli.StringSliceFlag{Name: "handler", Usage: "make the images ready for runtime `HANDLER` only; can be repeated; by default for all"},
+			&cli.StringSliceFlag{Name: "handler", Usage: "make the images ready for runtime `HANDLER` only; can be repeated; by default for those of the lock of the node, or all if it has none"},
+			&cli.BoolFlag{Name: "all-handlers", Usage: "make the images ready for all runtime handlers again"},
 			&cli.BoolFlag{Name: "dry-run", Usage: "verify it, and print what would change"},
 			&cli.BoolFlag{Name: "detach", Aliases: []string{"d"}, Usage: "return when the file is opened; lock status shows the progress"},
 			&cli.BoolFlag{Name: "cancel", Usage: "end the apply that is running"},
@@ -78,12 +83,15 @@ func (a *app) apply(ctx context.Context, cmd *cli.Command) error {
 	if err != nil {
 		return err
 	}
-	r := &api.ApplyRequest{Handlers: cmd.StringSlice("handler"), DryRun: cmd.Bool("dry-run"), Detach: cmd.Bool("detach"), Dropped: len(args) == 0}
+	r := &api.ApplyRequest{Handlers: cmd.StringSlice("handler"), AllHandlers: cmd.Bool("all-handlers"), DryRun: cmd.Bool("dry-run"), Detach: cmd.Bool("detach"), Dropped: len(args) == 0}
 	if cmd.Bool("cancel") {
 		if len(args) > 0 || r.DryRun || r.Detach {
 			return errors.New("--cancel has neither an argument nor --dry-run or --detach")
 		}
 		return a.cancelApply(ctx, cmd)
+	}
+	if r.AllHandlers && len(r.Handlers) > 0 {
+		return errors.New("--handler and --all-handlers exclude each other")
 	}
 	if r.DryRun && r.Detach {
 		return errors.New("--dry-run and --detach exclude each other")
@@ -213,13 +221,17 @@ func applyProgressText(p *api.ApplyProgress) string {
 
 func (a *app) printApplied(s style, r *api.ApplyResult, dry bool) error {
 	id, images := s.digest(r.GetLock()), count(r.GetLocked(), "image")
+	handlers := ""
+	if h := r.GetHandlers(); len(h) > 0 {
+		handlers = " for " + strings.Join(h, ", ")
+	}
 	switch {
 	case r.GetLock() == "":
 		fmt.Fprintln(a.Out, "Removed the lock.")
 	case dry:
-		fmt.Fprintf(a.Out, "Would apply lock %s with %s, and make %d ready.\n", id, images, r.GetMadeReady())
+		fmt.Fprintf(a.Out, "Would apply lock %s with %s, and make %d ready%s.\n", id, images, r.GetMadeReady(), handlers)
 	default:
-		fmt.Fprintf(a.Out, "Applied lock %s with %s, %d made ready.\n", id, images, r.GetMadeReady())
+		fmt.Fprintf(a.Out, "Applied lock %s with %s, %d made ready%s.\n", id, images, r.GetMadeReady(), handlers)
 	}
 	if len(r.GetChanges()) == 0 {
 		_, err := fmt.Fprintln(a.Out, "No reference has another digest than before.")

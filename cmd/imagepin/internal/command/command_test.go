@@ -123,6 +123,7 @@ func TestOutput(t *testing.T) {
 		{"uninstall", recorded(), 0, "uninstall --yes"},
 		{"apply", recorded(), 0, "apply"},
 		{"apply-dry", ok(func(c *control) { c.apply = c.apply[len(c.apply)-1:] }), 0, "apply --dry-run"},
+		{"apply-handlers", ok(func(c *control) { c.apply[len(c.apply)-1].Result.Handlers = []string{"kata", "runc"} }), 0, "apply --handler kata --handler runc"},
 		{"apply-unchanged", ok(func(c *control) {
 			c.apply = []*api.ApplyResponse{{Result: &api.ApplyResult{Lock: digestNew, Previous: digestOld, Locked: 3}}}
 		}), 0, "apply --no-trunc"},
@@ -199,6 +200,7 @@ func TestRequests(t *testing.T) {
 		{"apply --handler kata --handler runc --limit-rate 10MiB --dry-run", &api.ApplyRequest{
 			Dropped: true, Handlers: []string{"kata", "runc"}, BytesPerSecond: 10 << 20, DryRun: true,
 		}},
+		{"apply --all-handlers", &api.ApplyRequest{Dropped: true, AllHandlers: true}},
 		{"apply -u bob:secret", &api.ApplyRequest{Dropped: true, Credential: &api.Credential{Username: "bob", Password: "secret"}}},
 		{"apply -d", &api.ApplyRequest{Dropped: true, Detach: true}},
 		{"rollback --limit-rate 1k -u bob:secret", &api.RollbackRequest{BytesPerSecond: 1 << 10, Credential: &api.Credential{Username: "bob", Password: "secret"}}},
@@ -369,6 +371,7 @@ func TestUsageErrors(t *testing.T) {
 		"zzz":                                   `unknown command "zzz", see imagepin --help`,
 		"imagse":                                `unknown command "imagse" (did you mean "images"?), see imagepin --help`,
 		"rm":                                    "imagepin rm takes REF..., got 0 arguments, see imagepin rm --help",
+		"apply --all-handlers --handler kata":   "--handler and --all-handlers exclude each other",
 		"pull app -q -o json":                   "--quiet excludes --output other than table",
 		"unpin app":                             `unknown command "unpin" (did you mean "imagepin pin rm"?), see imagepin --help`,
 		"pin delete app":                        `unknown command "delete" (did you mean "imagepin pin rm"?), see imagepin pin --help`,
