@@ -80,7 +80,7 @@ func stepsOf(text string) []step {
 
 var (
 	spaces = regexp.MustCompile(`[ \t]+`)
-	ago    = regexp.MustCompile(`(Less than a second|\d+ seconds?) ago`)
+	ago    = regexp.MustCompile(`(\d+[dhms]){1,2} ago`)
 )
 
 // plain normalizes the width of columns and relative times.

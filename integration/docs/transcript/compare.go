@@ -11,7 +11,7 @@ var masks = []struct {
 	with    string
 }{
 	{regexp.MustCompile(`\b\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z`), "TIME"},
-	{regexp.MustCompile(`(Less than a second|About a minute|\d+ (seconds?|minutes?)) ago`), "AGO"},
+	{regexp.MustCompile(`\b(\d+[dhms]){1,2} ago`), "AGO"},
 	{regexp.MustCompile(`\b(\d+h)?(\d+m)?\d+(\.\d+)?(µs|ms|s)\b`), "DURATION"},
 	{regexp.MustCompile(`("(seconds|nanos)": )\d+`), "${1}NUMBER"},
 	{regexp.MustCompile(`\b127\.0\.0\.1:\d+`), "ADDRESS"},

@@ -11,7 +11,7 @@ import (
 
 const page = "# Page\n\n" +
 	"<!-- session: node -->\n<!-- step: push app v1 -->\n\n" +
-	"```console\n$ show a\nfirst 2 seconds ago\n[...]\nlast sha256:0123456789ab…\n\n$ quiet\n```\n\n" +
+	"```console\n$ show a\nfirst 2s ago\n[...]\nlast sha256:0123456789ab…\n\n$ quiet\n```\n\n" +
 	"<!-- not run: it needs a cluster -->\n```console\n$ kubectl get pods\n```\n\n" +
 	"1. In a list:\n\n   <!-- output: error app -->\n   ```\n   it failed\n   here\n   ```\n"
 
@@ -34,7 +34,7 @@ func TestRead(t *testing.T) {
 		got = append(got, string(i.Kind)+" "+i.Text+": "+strings.ReplaceAll(i.Want, "\n", "|"))
 	}
 	want := []string{
-		"session node: ", "step push app v1: ", "command show a: first 2 seconds ago|[...]|last sha256:0123456789ab…||",
+		"session node: ", "step push app v1: ", "command show a: first 2s ago|[...]|last sha256:0123456789ab…||",
 		"command quiet: ", "not run it needs a cluster: ", "output error app: it failed|here|",
 	}
 	if strings.Join(got, "\n") != strings.Join(want, "\n") {
@@ -66,7 +66,7 @@ func TestEqual(t *testing.T) {
 		equal     bool
 	}{
 		{"a  b\n", "a      b", true},
-		{"made 2 seconds ago", "made Less than a second ago", true},
+		{"made 0s ago", "made 2m5s ago", true},
 		{"at 2026-11-21T12:31:33Z", "at 2027-01-01T00:00:00.123Z", true},
 		{"AGE 59s", "AGE 2m5s", true},
 		{"in 1.5s (150ms including waiting)", "in 1m2.5s (3s including waiting)", true},

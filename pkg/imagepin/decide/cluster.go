@@ -7,9 +7,9 @@ import (
 
 	"github.com/containerd/errdefs"
 	"github.com/distribution/reference"
-	"github.com/docker/go-units"
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+	"k8s.io/apimachinery/pkg/util/duration"
 
 	"github.com/imagepin/imagepin/pkg/imagepin"
 	"github.com/imagepin/imagepin/pkg/imagepin/pin"
@@ -54,7 +54,7 @@ func (d *Decider) decideClaimed(ctx context.Context, q Request, known pin.Pin) (
 		return Verdict{}, goneFromCluster(q, known, err)
 	}
 	if resolve.MayBeGone(err) {
-		err = explained(fmt.Sprintf("pinned in the cluster %s (%s ago) to %s", claimedBy(known), units.HumanDuration(time.Since(known.MadeAt)), known.Root.Digest),
+		err = explained(fmt.Sprintf("pinned in the cluster %s (%s ago) to %s", claimedBy(known), duration.HumanDuration(time.Since(known.MadeAt)), known.Root.Digest),
 			inClusterHint("refresh", q.Pod.Namespace, *q.Pod.Owner, ""), err)
 	}
 	if err != nil {

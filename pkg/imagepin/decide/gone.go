@@ -9,7 +9,7 @@ import (
 
 	"github.com/containerd/errdefs"
 	"github.com/distribution/reference"
-	"github.com/docker/go-units"
+	"k8s.io/apimachinery/pkg/util/duration"
 
 	"github.com/imagepin/imagepin/pkg/imagepin"
 	"github.com/imagepin/imagepin/pkg/imagepin/pin"
@@ -41,7 +41,7 @@ func goneError(held *pin.Pin, target, now string, err error) error {
 // WithPin adds to an error for content that may be gone, see [resolve.MayBeGone], that a pin decides the digest, its age, and
 // how to move it.
 func WithPin(held pin.Pin, err error) error {
-	why := fmt.Sprintf("%s (%s ago) to %s", whyPinned(held), units.HumanDuration(time.Since(held.MadeAt)), held.Root.Digest)
+	why := fmt.Sprintf("%s (%s ago) to %s", whyPinned(held), duration.HumanDuration(time.Since(held.MadeAt)), held.Root.Digest)
 	return explained(why, refreshHint(&held), err)
 }
 

@@ -216,7 +216,7 @@ func applyProgressText(p *api.ApplyProgress) string {
 	case p.GetPhase() == "preparing" || p.GetPhase() == "switching":
 		return fmt.Sprintf("%s: %d of %d (images for each target)", p.GetPhase(), p.GetDone(), p.GetTotal())
 	}
-	return fmt.Sprintf("%s: %s of %s", p.GetPhase(), units.BytesSize(float64(p.GetDone())), units.BytesSize(float64(p.GetTotal())))
+	return fmt.Sprintf("%s: %s of %s", p.GetPhase(), bytesText(p.GetDone()), bytesText(p.GetTotal()))
 }
 
 func (a *app) printApplied(s style, r *api.ApplyResult, dry bool) error {

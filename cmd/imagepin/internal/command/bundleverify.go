@@ -6,7 +6,6 @@ import (
 	"io"
 	"time"
 
-	ctdprogress "github.com/containerd/containerd/v2/pkg/progress"
 	"github.com/opencontainers/go-digest"
 	"github.com/urfave/cli/v3"
 
@@ -99,7 +98,7 @@ func verifyProgress(w io.Writer, path string, now func() time.Time) func(done, t
 		if at := now(); done == total || at.Sub(drawn) >= redrawEvery {
 			drawn = at
 			width, _ := terminalSize(t)
-			fmt.Fprintf(w, "%s%s\n", clear, cut(fmt.Sprintf("%s: checked %s/%s", path, ctdprogress.Bytes(done), ctdprogress.Bytes(total)), width))
+			fmt.Fprintf(w, "%s%s\n", clear, cut(fmt.Sprintf("%s: checked %s/%s", path, bytesText(done), bytesText(total)), width))
 			clear = clearLine
 		}
 	}

@@ -9,7 +9,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/docker/go-units"
 	"github.com/urfave/cli/v3"
 
 	api "github.com/imagepin/imagepin/api/imagepin/v1"
@@ -129,7 +128,7 @@ func (p *checkBar) show(now *api.DeepCheckProgress) error {
 
 func progressLine(p *api.DeepCheckProgress) string {
 	line := fmt.Sprintf("read %d of %d blobs, %s of %s; %d of %d snapshots",
-		p.GetBlobs(), p.GetBlobsTotal(), units.BytesSize(float64(p.GetBytes())), units.BytesSize(float64(p.GetBytesTotal())),
+		p.GetBlobs(), p.GetBlobsTotal(), bytesText(p.GetBytes()), bytesText(p.GetBytesTotal()),
 		p.GetSnapshots(), p.GetSnapshotsTotal())
 	if p.GetFindings() > 0 {
 		line += fmt.Sprintf("; %d differ, %d processed", p.GetFindings(), p.GetProcessed())

@@ -7,7 +7,6 @@ import (
 	"strings"
 	"unicode/utf8"
 
-	"github.com/docker/go-units"
 	"github.com/urfave/cli/v3"
 
 	api "github.com/imagepin/imagepin/api/imagepin/v1"
@@ -135,9 +134,6 @@ func (s style) reason(text string) string {
 	}
 	return cut(firstLine(text), maxReason)
 }
-
-// bytesText formats a number of bytes that is known.
-func bytesText(n int64) string { return units.BytesSize(float64(n)) }
 
 // unpackedTotal returns the size of an image in all snapshotters, with a mark if one did not respond.
 func unpackedTotal(img *api.ImageUsage) string {

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 
-	"github.com/docker/go-units"
 	"github.com/urfave/cli/v3"
 
 	api "github.com/imagepin/imagepin/api/imagepin/v1"
@@ -68,5 +67,5 @@ func limitText(n int64) string {
 	if n == 0 {
 		return "no limit"
 	}
-	return units.BytesSize(float64(n)) + "/s"
+	return bytesText(n) + "/s"
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/opencontainers/go-digest"
 	"github.com/urfave/cli/v3"
 	"google.golang.org/protobuf/types/known/timestamppb"
+	"k8s.io/apimachinery/pkg/util/duration"
 
 	api "github.com/imagepin/imagepin/api/imagepin/v1"
 )
@@ -114,7 +115,7 @@ func (s style) time(t *timestamppb.Timestamp) string {
 }
 
 func (s style) ago(t *timestamppb.Timestamp) string {
-	return units.HumanDuration(s.now.Sub(t.AsTime())) + " ago"
+	return age(s.now.Sub(t.AsTime())) + " ago"
 }
 
 // since returns the absolute and the relative time, or "" if it is not set.
@@ -158,8 +159,14 @@ func size(n int64) string {
 	if n == 0 {
 		return ""
 	}
-	return units.BytesSize(float64(n))
+	return bytesText(n)
 }
+
+// bytesText formats a number of bytes that is known. All output has this form, with binary units as in ctr and nerdctl.
+func bytesText(n int64) string { return units.BytesSize(float64(n)) }
+
+// age formats a duration as kubectl does: 45s, 5m, 3h, 2d.
+func age(d time.Duration) string { return duration.HumanDuration(d) }
 
 func targetName(t *api.Target) string {
 	if t == nil {

@@ -164,7 +164,7 @@ func (l *lines) update(changes []*api.Progress) error {
 		}
 		line := b.headline()
 		if b.total > 0 && !b.finished() {
-			line += " " + ctdprogress.Bytes(b.total).String()
+			line += " " + bytesText(b.total)
 		}
 		if _, err := fmt.Fprintln(l.w, line); err != nil {
 			return err
@@ -288,7 +288,7 @@ func (b *bars) detail(blob *blob) string {
 	case blob.total == 0 || blob.finished():
 		return ""
 	}
-	return fmt.Sprintf("%s/%s", ctdprogress.Bytes(blob.offset), ctdprogress.Bytes(blob.total))
+	return fmt.Sprintf("%s/%s", bytesText(blob.offset), bytesText(blob.total))
 }
 
 // total returns the last line: the elapsed time, and the bytes that are downloaded, their average rate, and the time
@@ -300,7 +300,7 @@ func (b *bars) total() string {
 	if all == 0 {
 		return line
 	}
-	line += fmt.Sprintf("  total: %s/%s", ctdprogress.Bytes(done), ctdprogress.Bytes(all))
+	line += fmt.Sprintf("  total: %s/%s", bytesText(done), bytesText(all))
 	if !b.ended.IsZero() { // the time for unpacking is not part of the rate
 		elapsed = b.ended.Sub(b.start)
 	}
@@ -313,7 +313,7 @@ func rateOfBytes(done, all int64, elapsed time.Duration) string {
 	if done == 0 || elapsed <= 0 {
 		return ""
 	}
-	text := fmt.Sprintf("  %s", ctdprogress.NewBytesPerSecond(done, elapsed))
+	text := "  " + bytesText(int64(float64(done)/elapsed.Seconds())) + "/s"
 	if done >= all {
 		return text
 	}

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/docker/go-units"
 	"github.com/urfave/cli/v3"
 
 	api "github.com/imagepin/imagepin/api/imagepin/v1"
@@ -81,6 +80,6 @@ func (a *app) printPruned(s style, r *api.PruneResponse, dry bool) error {
 	if err := a.printRemovedKeys(s, verb, r.GetRemoved()); err != nil {
 		return err
 	}
-	_, err := fmt.Fprintf(a.Out, "%s %s, %s.\n%s", verb, count(r.GetImages(), "image"), units.BytesSize(float64(r.GetBytes())), then)
+	_, err := fmt.Fprintf(a.Out, "%s %s, %s.\n%s", verb, count(r.GetImages(), "image"), bytesText(r.GetBytes()), then)
 	return err
 }

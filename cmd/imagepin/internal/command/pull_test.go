@@ -21,7 +21,7 @@ func TestPullProgressIsNotInJSON(t *testing.T) {
 	if !strings.HasPrefix(got.out, "{") || strings.Contains(got.out, "downloading") {
 		t.Errorf("standard output is not only JSON: %s", got.out)
 	}
-	if !strings.Contains(got.err, "layer 666666666666: downloading 5.0 MiB\n") {
+	if !strings.Contains(got.err, "layer 666666666666: downloading 5MiB\n") {
 		t.Errorf("standard error has no progress: %s", got.err)
 	}
 }
@@ -146,9 +146,9 @@ func TestTotal(t *testing.T) {
 		changes []*api.Progress
 		want    string
 	}{
-		{[]*api.Progress{of(digestOld, "already exists", 0), of(layerD, "waiting", 0)}, "elapsed: 2.0s  total: 0.0 B/8.0 MiB"},
-		{[]*api.Progress{of(layerD, "downloading", 2<<20)}, "elapsed: 2.0s  total: 2.0 MiB/8.0 MiB  1.0 MiB/s  ETA 6s"},
-		{[]*api.Progress{of(digestOld, "extracting", 0), of(layerD, "complete", 8<<20)}, "elapsed: 2.0s  total: 8.0 MiB/8.0 MiB  4.0 MiB/s"},
+		{[]*api.Progress{of(digestOld, "already exists", 0), of(layerD, "waiting", 0)}, "elapsed: 2.0s  total: 0B/8MiB"},
+		{[]*api.Progress{of(layerD, "downloading", 2<<20)}, "elapsed: 2.0s  total: 2MiB/8MiB  1MiB/s  ETA 6s"},
+		{[]*api.Progress{of(digestOld, "extracting", 0), of(layerD, "complete", 8<<20)}, "elapsed: 2.0s  total: 8MiB/8MiB  4MiB/s"},
 	} {
 		if err := b.update(test.changes); err != nil {
 			t.Fatal(err)
@@ -158,7 +158,7 @@ func TestTotal(t *testing.T) {
 		}
 	}
 	b.now = func() time.Time { return testNow.Add(2 * time.Second) }
-	if got, want := b.total(), "elapsed: 4.0s  total: 8.0 MiB/8.0 MiB  4.0 MiB/s"; got != want {
+	if got, want := b.total(), "elapsed: 4.0s  total: 8MiB/8MiB  4MiB/s"; got != want {
 		t.Errorf("while unpacking: got %q, want %q", got, want)
 	}
 }

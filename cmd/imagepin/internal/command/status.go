@@ -9,7 +9,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/docker/go-units"
 	"github.com/urfave/cli/v3"
 
 	api "github.com/imagepin/imagepin/api/imagepin/v1"
@@ -67,7 +66,7 @@ var modes = map[string]string{"plugin": "in", "serve": "beside"}
 func statusText(st *api.StatusResponse, now time.Time) *bytes.Buffer {
 	out := &bytes.Buffer{}
 	fmt.Fprintf(out, "imagepin %s %s containerd %s, started %s ago\n", st.GetVersion(), modes[st.GetMode()], st.GetContainerdVersion(),
-		units.HumanDuration(now.Sub(st.GetStartedAt().AsTime())))
+		age(now.Sub(st.GetStartedAt().AsTime())))
 	// A buffer accepts all writes.
 	_ = block(out, "",
 		field{"Index", indexText(st.GetIndex())},
@@ -96,7 +95,7 @@ func statusText(st *api.StatusResponse, now time.Time) *bytes.Buffer {
 	_ = table(out, []string{"TARGET", "HANDLERS", "IMAGES", "SNAPSHOTTER"}, rows)
 	for _, p := range st.GetPulls() {
 		fmt.Fprintf(out, "\nPulling %s\n  for %s, started %s ago%s\n", p.GetRef(), targetName(p.GetTarget()),
-			units.HumanDuration(now.Sub(p.GetSince().AsTime())), receivedText(p))
+			age(now.Sub(p.GetSince().AsTime())), receivedText(p))
 	}
 	if n := st.GetMorePulls(); n > 0 {
 		fmt.Fprintf(out, "\nPulling %s more\n", count(n, "image"))
@@ -110,7 +109,7 @@ func lockText(l *api.LockSummary, now time.Time) string {
 	if l.GetDigest() == "" {
 		return ""
 	}
-	return fmt.Sprintf("%s, applied %s ago, %d of %s ready", short(l.GetDigest()), units.HumanDuration(now.Sub(l.GetAppliedAt().AsTime())),
+	return fmt.Sprintf("%s, applied %s ago, %d of %s ready", short(l.GetDigest()), age(now.Sub(l.GetAppliedAt().AsTime())),
 		l.GetReady(), count(l.GetImages(), "image"))
 }
 
@@ -152,9 +151,9 @@ func pinsText(p *api.PinStatus) string {
 	if n := p.GetGone(); n > 0 {
 		gone = fmt.Sprintf(", %d gone", n)
 	}
-	text := fmt.Sprintf("%d, %d drifted%s, %s retained", p.GetPins(), p.GetDrifted(), gone, units.BytesSize(float64(p.GetRetainedBytes())))
+	text := fmt.Sprintf("%d, %d drifted%s, %s retained", p.GetPins(), p.GetDrifted(), gone, bytesText(p.GetRetainedBytes()))
 	if limit := p.GetMaxRetainedBytes(); limit > 0 {
-		text += " of " + units.BytesSize(float64(limit))
+		text += " of " + bytesText(limit)
 	}
 	return text
 }
@@ -197,14 +196,14 @@ var waits = map[string]string{
 func receivedText(p *api.RunningPull) string {
 	var all []string
 	if p.GetTotal() > 0 || p.GetReceived() > 0 {
-		text := "received " + units.BytesSize(float64(p.GetReceived()))
+		text := "received " + bytesText(p.GetReceived())
 		if p.GetTotal() > 0 {
-			text += " of " + units.BytesSize(float64(p.GetTotal()))
+			text += " of " + bytesText(p.GetTotal())
 		}
 		all = append(all, text)
 	}
 	if p.GetRate() > 0 {
-		all = append(all, units.BytesSize(float64(p.GetRate()))+"/s")
+		all = append(all, bytesText(p.GetRate())+"/s")
 	}
 	if p.GetLeftSeconds() > 0 {
 		all = append(all, (time.Duration(p.GetLeftSeconds())*time.Second).String()+" left")
@@ -225,7 +224,13 @@ func problemsText(out *bytes.Buffer, problems []*api.Problem) {
 	}
 	fmt.Fprintln(out, "\nProblems:")
 	for _, p := range problems {
-		fmt.Fprintf(out, "  %s\n    %s\n", p.GetMessage(), p.GetHint())
+		for i, line := range strings.Split(strings.TrimSpace(p.GetMessage()+"\n"+p.GetHint()), "\n") {
+			indent := "    "
+			if i == 0 {
+				indent = "  "
+			}
+			fmt.Fprintf(out, "%s%s\n", indent, line)
+		}
 	}
 }
 

@@ -62,7 +62,7 @@ func unhealthy() *api.StatusResponse {
 	st.DownloadRate = &api.DownloadRate{BytesPerSecond: 10 << 20, Configured: 50 << 20, Changed: true}
 	st.Problems = []*api.Problem{
 		{Message: "snapshotter native does not answer: no answer within 2s", Hint: "Pods of its handlers cannot start. Restart the snapshotter, and see its log."},
-		{Message: "damaged keys: 2", Hint: "To see the reasons, run: imagepin check"},
+		{Message: "damaged keys: 2\nof 12", Hint: "To see the reasons, run: imagepin check\nTo repair them: imagepin check --repair"},
 	}
 	return st
 }
