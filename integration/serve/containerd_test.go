@@ -24,6 +24,10 @@ func TestStartBeforeContainerd(t *testing.T) {
 	if why := r.waitRefused("waiting for containerd"); !strings.Contains(why, r.ContainerdAddress()) {
 		t.Errorf("got refusal %q", why)
 	}
+	waits := "waiting for containerd\" error=\"containerd on " + r.ContainerdAddress() + ": dial unix " + r.ContainerdAddress() + ": connect: no such file or directory\"\n"
+	if n := strings.Count(r.Logs(), waits); n != 1 {
+		t.Errorf("%d lines say what it waits for, want 1:\n%s", n, r.Logs())
+	}
 	r.must(r.StartContainerd())
 	r.must(r.WaitReady(r.Ctx))
 	r.pull(ref, "")

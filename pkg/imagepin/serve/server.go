@@ -126,7 +126,7 @@ func (s *Server) serve(ctx context.Context, l net.Listener, tracing bool) error 
 	server := grpc.NewServer(options...)
 	served := make(chan error, 1)
 	go func() { served <- server.Serve(l) }()
-	log.G(ctx).WithField("address", l.Addr()).Info("serving the CRI")
+	log.G(ctx).WithField("address", l.Addr()).Info("listening for calls of the CRI")
 	err := s.follow(ctx)
 	s.notify.stopping()
 	log.G(ctx).Info("imagepin is stopping")
@@ -199,8 +199,10 @@ func (s *Server) waitForContainerd(ctx context.Context) (*state, error) {
 			return seen, err
 		}
 		if text := singleLine(err); text != last || time.Since(reported) > startTimeoutExtension/2 {
-			last, reported = text, time.Now()
-			log.G(ctx).WithError(err).Warn("waiting for containerd")
+			if text != last {
+				log.G(ctx).WithError(err).Warn("waiting for containerd")
+			}
+			last, reported = text, time.Now() // the service manager is notified repeatedly
 			s.dispatcher.unavailable(fmt.Errorf("waiting for containerd: %w", err))
 			s.setReady(err)
 			s.notify.waiting("waiting for " + text)

@@ -5,9 +5,11 @@ package serve
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"regexp"
 	"strconv"
+	"strings"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -54,7 +56,17 @@ func (c *containerd) checkVersion(ctx context.Context) error {
 		return nil
 	}
 	if err != nil {
-		return fmt.Errorf("containerd on %s: %w", c.address, err)
+		return fmt.Errorf("containerd on %s: %w", c.address, dialError(err))
 	}
 	return tooOld(v.Version)
+}
+
+// dialError returns the reason why containerd's socket cannot be connected to, without the texts of gRPC around it. It returns
+// other errors unchanged.
+func dialError(err error) error {
+	_, reason, ok := strings.Cut(err.Error(), "transport: Error while dialing: ")
+	if !ok {
+		return err
+	}
+	return errors.New(strings.TrimSuffix(reason, `"`))
 }

@@ -52,6 +52,9 @@ func TestUnknownVersion(t *testing.T) {
 	if err := c.checkVersion(t.Context()); err == nil || !isUnavailable(err) || !strings.Contains(err.Error(), address) {
 		t.Errorf("without containerd: got %v, want an error with %s", err, address)
 	}
+	if err := c.checkVersion(t.Context()); err == nil || strings.Contains(err.Error(), "transport") || !strings.HasSuffix(err.Error(), ": connect: no such file or directory") {
+		t.Errorf("without containerd: got %v, want only the reason of the system", err)
+	}
 	if err := c.conn.Close(); err != nil {
 		t.Error(err)
 	}
