@@ -10,6 +10,9 @@ MODULES      = . cmd/kubectl-imagepin integration integration/lazy integration/k
                integration/versions/2.2/plugin \
                integration/versions/2.3/plugin tools
 SKOPEO_TAGS  = containers_image_openpgp,exclude_graphdriver_btrfs
+# The stages of make test, those that take longest first.
+STAGES       = test-integration test-kubelet test-serve test-packages test-cluster test-power test-unit test-race test-lazy \
+               test-versions test-peers test-sim check-bench
 # The package that takes longest is first, so that nothing waits for it at the end.
 SUBJECTS     = ./crash ./repair ./apply ./pins ./pull ./remove ./restart ./security ./stock ./observe ./install
 BIN          = bin
@@ -113,8 +116,10 @@ packages: ## deb, rpm and tar.gz for amd64 and arm64, with checksums and a bill 
 		SOURCE_DATE_EPOCH=$(SOURCE_DATE_EPOCH) $(GO) run . -version $$version -stage $$dist/.stage -out $$dist $(ARCHS)
 	rm -rf $(DIST)/.stage
 
-ifneq ($(filter test-stages,$(MAKECMDGOALS)),)
+ifneq ($(filter test-builds,$(MAKECMDGOALS)),)
 packages: | build
+endif
+ifneq ($(filter test-stages,$(MAKECMDGOALS)),)
 test-serve: | test-integration
 test-cluster: | test-kubelet
 endif
@@ -184,15 +189,25 @@ pictures: build test-binaries ## Record both demos and draw docs/pictures/
 demo-cluster: build kubectl-imagepin test-binaries kubernetes-binaries ## Run the demo of ImagePins: three nodes, without and with imagepin
 	@cd integration/kubelet && $(GO) build -o ../../bin/demo-cluster ./demo && exec ../../bin/demo-cluster
 
-# The stages mostly wait for containerd and kubelet, so three run at a time. What the first run compiles for minutes begins
-# first. The output of each stage is in one piece.
+# All is built before the stages: make begins a stage that has to wait for a build only after it has begun all others, and
+# the one that takes longest would be the last one.
+needs  = $(if $(filter $(1),$(STAGES)),$(2))
+BUILDS = downloads build test-binaries crash-binaries $(call needs,test-kubelet test-cluster,kubernetes-binaries) \
+         $(call needs,test-packages,debian-roots repositories) $(call needs,test-cluster,kubectl-imagepin image) \
+         $(call needs,test-kubelet test-lazy,lazy-binaries) $(call needs,test-race,race-binaries) \
+         $(call needs,test-versions,version-binaries) $(call needs,test-peers,peer-binaries)
+
+# The stages mostly wait for containerd and kubelet, so three run at a time. The output of each stage is in one piece.
 .PHONY: test
 test: ## All tests
-	@$(MAKE) --no-print-directory -j3 --output-sync=target PEERS=$(or $(PEERS),image) test-stages
+	@$(MAKE) --no-print-directory -j3 --output-sync=target test-builds
+	@$(MAKE) --no-print-directory -j3 --output-sync=target $(addprefix -o ,packages $(BUILDS)) PEERS=$(or $(PEERS),image) test-stages
+
+.PHONY: test-builds
+test-builds: $(BUILDS)
 
 .PHONY: test-stages
-test-stages: downloads kubernetes-binaries test-integration debian-roots test-kubelet test-serve test-packages test-cluster \
-	test-power test-unit test-race test-lazy test-versions test-peers test-sim check-bench
+test-stages: $(STAGES)
 
 # These measure memory, or damage a file at each position. With the race detector they need many times as much, and other tests
 # run the same code with it. internal/gunzip starts no goroutine.
