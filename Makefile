@@ -20,10 +20,16 @@ BIN          = bin
 export CGO_ENABLED = 0
 export GOFLAGS := $(GOFLAGS) -trimpath
 # check-vet has vetted the tests. Without this, each stage vets all dependencies again, also those with the race detector.
-TEST         = $(GO) test -vet=off
+# testlog prints a line for each package, and the output of what fails.
+TESTLOG      = $(CURDIR)/bin/testlog
+TEST         = $(TESTLOG) test $@ -- $(GO) test -vet=off
 RACE         = CGO_ENABLED=1 $(TEST) -race
 # With TIMES=FILE, each command's target, seconds, and processor seconds (user, system) are added to this file.
-ifdef TIMES
+ifdef IMAGEPIN_TESTLOG
+# In make test, commands report to it.
+SHELL        = $(TESTLOG)
+.SHELLFLAGS  = shell '$@' $(if $(TIMES),$(CURDIR)/hack/timed-shell.sh '$(TIMES)' '$@',/bin/sh) -c
+else ifdef TIMES
 SHELL        = $(CURDIR)/hack/timed-shell.sh
 .SHELLFLAGS  = '$(TIMES)' '$@' -c
 endif
@@ -197,17 +203,25 @@ BUILDS = downloads build test-binaries crash-binaries $(call needs,test-kubelet 
          $(call needs,test-kubelet test-lazy,lazy-binaries) $(call needs,test-race,race-binaries) \
          $(call needs,test-versions,version-binaries) $(call needs,test-peers,peer-binaries)
 
-# The stages mostly wait for containerd and kubelet, so three run at a time. The output of each stage is in one piece.
+# The stages mostly wait for containerd and kubelet, so three run at a time.
 .PHONY: test
-test: ## All tests
-	@$(MAKE) --no-print-directory -j3 --output-sync=target test-builds
-	@$(MAKE) --no-print-directory -j3 --output-sync=target $(addprefix -o ,packages $(BUILDS)) PEERS=$(or $(PEERS),image) test-stages
+test: | $(TESTLOG) ## All tests
+	@$(TESTLOG) run -stages '$(STAGES)' -- $(MAKE) --no-print-directory -s -j3 test-builds \
+		-- $(MAKE) --no-print-directory -s -j3 $(addprefix -o ,$(TESTLOG) packages $(BUILDS)) PEERS=$(or $(PEERS),image) test-stages
 
 .PHONY: test-builds
 test-builds: $(BUILDS)
 
 .PHONY: test-stages
-test-stages: $(STAGES)
+test-stages: $(addprefix ended-,$(STAGES))
+
+ended-%: %
+	@$(TESTLOG) end $*
+
+$(STAGES) soak soak-power soak-cluster: | $(TESTLOG)
+
+$(TESTLOG): $(wildcard tools/testlog/*.go)
+	cd tools && $(GO) build -o $@ ./testlog
 
 # These measure memory, or damage a file at each position. With the race detector they need many times as much, and other tests
 # run the same code with it. internal/gunzip starts no goroutine.
@@ -220,6 +234,7 @@ test-unit: downloads ## Unit tests with the race detector
 	$(TEST) -run '$(PLAIN)' ./pkg/imagepin/bundle ./pkg/imagepin/lock ./pkg/imagepin/apply
 	cd cmd/kubectl-imagepin && $(TEST) ./...
 	cd packaging && $(TEST) ./image ./plugin ./release ./internal/...
+	cd tools && $(TEST) ./testlog/...
 
 .PHONY: test-sim
 test-sim: ## Run simulated histories for a minute (SIM_TIME)
@@ -369,6 +384,7 @@ check-vet:
 	cd integration/kubelet/schemas && $(GO) vet ./...
 	cd packaging && $(GO) vet ./...
 	cd integration/packages && $(GO) vet ./...
+	cd tools && $(GO) vet ./...
 
 .PHONY: check-lint
 check-lint: | check-vet

@@ -1,0 +1,44 @@
+package main
+
+import (
+	"bytes"
+	"fmt"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// TestSlow: what takes longer than a second has a line when it begins, and a command one when it ends.
+func TestSlow(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var out bytes.Buffer
+		p := newPrinter(&out)
+		for _, c := range []struct {
+			name  string
+			takes time.Duration
+		}{{"fast", time.Millisecond}, {"slow", 65 * time.Second}} {
+			for _, command := range []bool{true, false} {
+				item := fmt.Sprintf("%s-%t", c.name, command)
+				p.handle(Event{Kind: ItemBegins, Stage: "s", Item: item})
+				time.Sleep(c.takes)
+				p.handle(Event{Kind: ItemEnds, Stage: "s", Item: item, Command: command, Seconds: c.takes.Seconds()})
+			}
+		}
+		want(t, out.String(), `  0:01  s +begins  slow-true`, `  1:05  s +ok      slow-true +65.0 s`, `  1:06  s +begins  slow-false`, `  2:10  s +ok      slow-false +0 tests +65.0 s`,
+			`  0:00  s +ok      fast-false .*`)
+		without(t, out.String(), "fast-true", "begins  fast")
+	})
+}
+
+// TestLongFailure: the end repeats only the last lines.
+func TestLongFailure(t *testing.T) {
+	var out bytes.Buffer
+	p := newPrinter(&out)
+	p.handle(Event{Kind: Failure, Stage: "s", Item: module + "a", Test: "TestA", Output: strings.Repeat("line\n", repeated+5) + "--- FAIL: TestA (0.00s)\n"})
+	p.summary([]string{"s"})
+	want(t, out.String(), `  0:00  s +FAILED  a TestA`, `\.\.\. \(6 lines above\)`)
+	if n := strings.Count(out.String(), "--- FAIL: TestA "); n != 2 {
+		t.Errorf("the result is printed %d times", n)
+	}
+}
