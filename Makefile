@@ -10,11 +10,18 @@ MODULES      = . cmd/kubectl-imagepin integration integration/lazy integration/k
                integration/versions/2.2/plugin \
                integration/versions/2.3/plugin tools
 SKOPEO_TAGS  = containers_image_openpgp,exclude_graphdriver_btrfs
-# The stages of make test, those that take longest first.
-STAGES       = test-integration test-kubelet test-serve test-packages test-cluster test-power test-unit test-race test-lazy \
+# The stages of make test, and the integration tests of both modes. What takes longest is first, so that nothing waits for it
+# at the end.
+ifdef SHORT
+PLANNED      = test-integration test-serve test-unit test-sim
+SUBJECTS     = ./pins ./stock ./restart ./security
+else
+PLANNED      = test-integration test-kubelet test-serve test-packages test-cluster test-power test-unit test-race test-lazy \
                test-versions test-peers test-sim check-bench
-# The package that takes longest is first, so that nothing waits for it at the end.
 SUBJECTS     = ./crash ./repair ./apply ./pins ./pull ./remove ./restart ./security ./stock ./observe ./install
+OTHERS       = $$($(GO) list ./... | grep -v -e /versions -e /power -e '/peers$$' -e '/integration/serve$$')
+endif
+STAGES       = $(filter-out $(WITHOUT),$(PLANNED))
 BIN          = bin
 # Binaries, tests and checks use the same flags, so that each package is compiled once. The race detector needs cgo.
 export CGO_ENABLED = 0
@@ -28,7 +35,7 @@ RACE         = CGO_ENABLED=1 $(TEST) -race
 ifdef IMAGEPIN_TESTLOG
 # In make test, commands report to it.
 SHELL        = $(TESTLOG)
-.SHELLFLAGS  = shell '$@' $(if $(TIMES),$(CURDIR)/hack/timed-shell.sh '$(TIMES)' '$@',/bin/sh) -c
+.SHELLFLAGS  = shell '$@' $(if $(TIMES),$(CURDIR)/hack/timed-shell.sh '$(TIMES)' '$(filter-out ended-%,$@)',/bin/sh) -c
 else ifdef TIMES
 SHELL        = $(CURDIR)/hack/timed-shell.sh
 .SHELLFLAGS  = '$(TIMES)' '$@' -c
@@ -87,10 +94,13 @@ version-binaries: | build
 
 # What tests need from other Debian suites. The first run downloads it into the user's cache.
 .PHONY: downloads
-downloads:
+downloads: decompressors
 	hack/erofs-utils.sh
 	hack/prometheus.sh
 	hack/debian-containerd.sh
+
+.PHONY: decompressors
+decompressors:
 	hack/decompressors.sh
 
 # The Debian with systemd, and dnf, for test-packages. The first run takes minutes, which are mostly apt's and dpkg's.
@@ -126,7 +136,9 @@ ifneq ($(filter test-builds,$(MAKECMDGOALS)),)
 packages: | build
 endif
 ifneq ($(filter test-stages,$(MAKECMDGOALS)),)
+ifndef SHORT
 test-serve: | test-integration
+endif
 test-cluster: | test-kubelet
 endif
 
@@ -198,15 +210,20 @@ demo-cluster: build kubectl-imagepin test-binaries kubernetes-binaries ## Run th
 # All is built before the stages: make begins a stage that has to wait for a build only after it has begun all others, and
 # the one that takes longest would be the last one.
 needs  = $(if $(filter $(1),$(STAGES)),$(2))
-BUILDS = downloads build test-binaries crash-binaries $(call needs,test-kubelet test-cluster,kubernetes-binaries) \
+BUILDS = $(call needs,test-integration test-serve test-power test-versions test-peers test-packages,downloads) \
+         $(call needs,test-unit,decompressors) \
+         $(if $(filter-out test-unit test-sim check-bench,$(STAGES)),build test-binaries) \
+         $(call needs,test-integration test-serve test-race test-cluster,crash-binaries) \
+         $(call needs,test-kubelet test-cluster,kubernetes-binaries) \
          $(call needs,test-packages,debian-roots repositories) $(call needs,test-cluster,kubectl-imagepin image) \
          $(call needs,test-kubelet test-lazy,lazy-binaries) $(call needs,test-race,race-binaries) \
          $(call needs,test-versions,version-binaries) $(call needs,test-peers,peer-binaries)
 
 # The stages mostly wait for containerd and kubelet, so three run at a time.
 .PHONY: test
-test: | $(TESTLOG) ## All tests
-	@$(TESTLOG) run -stages '$(STAGES)' -- $(MAKE) --no-print-directory -s -j3 test-builds \
+test: | $(TESTLOG) ## All tests; WITHOUT='STAGE...' leaves out stages, SHORT=1 runs unit tests, some of both modes, and the simulator
+	@$(TESTLOG) needs -stages '$(PLANNED)' -without '$(WITHOUT)'
+	@$(TESTLOG) run -stages '$(PLANNED)' -without '$(WITHOUT)' -- $(MAKE) --no-print-directory -s -j3 test-builds \
 		-- $(MAKE) --no-print-directory -s -j3 $(addprefix -o ,$(TESTLOG) packages $(BUILDS)) PEERS=$(or $(PEERS),image) test-stages
 
 .PHONY: test-builds
@@ -228,7 +245,7 @@ $(TESTLOG): $(wildcard tools/testlog/*.go)
 PLAIN = ^TestMemoryOf|^TestMemoryDoes|^TestFleetLock|^TestEachTruncation|^TestEachFlippedBit
 
 .PHONY: test-unit
-test-unit: downloads ## Unit tests with the race detector
+test-unit: decompressors ## Unit tests with the race detector
 	$(RACE) -short -skip '$(PLAIN)' $$($(GO) list $(OURS) | grep -v /internal/gunzip$$)
 	IMAGEPIN_DECOMPRESSORS=$(abspath $(BIN))/decompressors $(TEST) ./internal/gunzip
 	$(TEST) -run '$(PLAIN)' ./pkg/imagepin/bundle ./pkg/imagepin/lock ./pkg/imagepin/apply
@@ -281,8 +298,8 @@ bench-cluster-docs: ## Run the benchmark of ImagePins and write its table into d
 # test-race runs the tests of imagepin serve, test-power and test-versions theirs.
 .PHONY: test-integration
 test-integration: build test-binaries crash-binaries downloads ## Tests with a real containerd, registry, runc and snapshotters; needs EROFS, loop devices and ext4
-	cd integration && $(TEST) -timeout 30m -count 1 $(SUBJECTS) $$($(GO) list ./... | grep -v -e /versions -e /power -e '/peers$$' -e '/integration/serve$$')
-	cd integration/bundle/tools && $(TEST) -timeout 10m -count 1 -tags $(SKOPEO_TAGS) ./...
+	cd integration && $(TEST) -timeout 30m -count 1 $(SUBJECTS) $(OTHERS)
+	$(if $(SHORT),,cd integration/bundle/tools && $(TEST) -timeout 10m -count 1 -tags $(SKOPEO_TAGS) ./...)
 
 .PHONY: docs-output
 docs-output: build kubectl-imagepin test-binaries crash-binaries downloads kubernetes-binaries ## Run the commands in the documents and write their output into them

@@ -2,7 +2,9 @@
 // begins and ends, each failure at once and in one piece, and a summary at the end. Stages run at the same time, as
 // processes of make. They report to the process that has started make.
 //
-//	testlog run -stages 'A B' -- make ... [-- make ...]    runs make, and prints what the stages report
+//	testlog needs -stages 'A B' [-without 'B']             says what the machine lacks for the stages, and fails if it lacks anything
+//	testlog run -stages 'A B' [-without 'B'] -- make ...   runs make, and prints what the stages report. More commands may
+//	                                                       follow, each after --.
 //	testlog test STAGE -- go test ...                      runs go test with -json, and reports its packages
 //	testlog shell TARGET SHELL... -c COMMAND               is the shell of make in a run
 //	testlog end STAGE                                      reports that a stage has succeeded
@@ -26,7 +28,7 @@ func main() {
 	os.Exit(rc)
 }
 
-var errUsage = errors.New("usage: testlog run|test|shell|end ARGUMENTS, see go doc")
+var errUsage = errors.New("usage: testlog needs|run|test|shell|end ARGUMENTS, see go doc")
 
 func command(args []string) (int, error) {
 	if len(args) < 2 {
@@ -34,13 +36,20 @@ func command(args []string) (int, error) {
 	}
 	name, args := args[0], args[1:]
 	switch name {
-	case "run":
-		f := flag.NewFlagSet("run", flag.ContinueOnError)
-		stages := f.String("stages", "", "all stages")
+	case "needs", "run":
+		f := flag.NewFlagSet(name, flag.ContinueOnError)
+		planned := f.String("stages", "", "all stages")
+		left := f.String("without", "", "stages that are left out")
 		if err := f.Parse(args); err != nil {
 			return 2, err
 		}
-		return runAll(os.Stdout, strings.Fields(*stages), commands(f.Args()))
+		stages, leftOut := strings.Fields(*planned), strings.Fields(*left)
+		if name == "run" {
+			return runAll(os.Stdout, stages, leftOut, commands(f.Args()))
+		}
+		report, err := missing(needs, stages, leftOut)
+		fmt.Print(report)
+		return 0, err
 	case "test":
 		if len(args) < 3 || args[1] != "--" || !slices.Contains(args, "test") {
 			return 2, errUsage

@@ -191,7 +191,7 @@ func (k *pkg) test(name string) *test {
 }
 
 // framing is what tests print without -json only with -v.
-var framing = regexp.MustCompile(`^\s*(=== (RUN|PAUSE|CONT|NAME)\s|--- (PASS|SKIP): |PASS$)`)
+var framing = regexp.MustCompile(`^\s*(=== (RUN|PAUSE|CONT|NAME)\s|--- (PASS|SKIP): |PASS\n|ok  \t)`)
 
 func (k *pkg) add(t *test, text string) {
 	if t == nil && strings.HasPrefix(text, "ok  \t") && strings.Contains(text, "\t(cached)") {

@@ -122,7 +122,7 @@ func (p *printer) block(stage, what, rest, output string) {
 }
 
 // summary prints what has failed again, what was skipped or did not run, and a table of the stages.
-func (p *printer) summary(planned []string) {
+func (p *printer) summary(planned, leftOut []string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	var b strings.Builder
@@ -150,6 +150,10 @@ func (p *printer) summary(planned []string) {
 	packages, tests := 0, 0
 	for _, name := range names {
 		s := p.stages[name]
+		if slices.Contains(leftOut, name) {
+			fmt.Fprintf(&b, "%-18s left out by name\n", name)
+			continue
+		}
 		if s == nil || !s.tested && !s.failed {
 			fmt.Fprintf(&b, "%-18s did not run: something before it failed\n", name)
 			continue

@@ -36,7 +36,7 @@ func TestLongFailure(t *testing.T) {
 	var out bytes.Buffer
 	p := newPrinter(&out)
 	p.handle(Event{Kind: Failure, Stage: "s", Item: module + "a", Test: "TestA", Output: strings.Repeat("line\n", repeated+5) + "--- FAIL: TestA (0.00s)\n"})
-	p.summary([]string{"s"})
+	p.summary([]string{"s"}, nil)
 	want(t, out.String(), `  0:00  s +FAILED  a TestA`, `\.\.\. \(6 lines above\)`)
 	if n := strings.Count(out.String(), "--- FAIL: TestA "); n != 2 {
 		t.Errorf("the result is printed %d times", n)

@@ -142,7 +142,7 @@ func run(cmd *exec.Cmd) (int, error) {
 }
 
 // runAll runs commands until one fails, prints what their processes report, and a summary at the end.
-func runAll(w io.Writer, stages []string, commands [][]string) (int, error) {
+func runAll(w io.Writer, stages, leftOut []string, commands [][]string) (int, error) {
 	p := newPrinter(w)
 	l, err := listen(p.handle)
 	if err != nil {
@@ -158,7 +158,7 @@ func runAll(w io.Writer, stages []string, commands [][]string) (int, error) {
 		}
 	}
 	err = errors.Join(err, l.close())
-	p.summary(stages)
+	p.summary(stages, leftOut)
 	return rc, err
 }
 
@@ -198,7 +198,7 @@ func reporter(w io.Writer) (send func(Event), done func() error, err error) {
 		return connect(socket)
 	}
 	p := newPrinter(w)
-	return p.handle, func() error { p.summary(nil); return nil }, nil
+	return p.handle, func() error { p.summary(nil, nil); return nil }, nil
 }
 
 // goTest returns the command go test with -json. Its tests do not report to the run.

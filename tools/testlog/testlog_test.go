@@ -78,7 +78,7 @@ func TestPassing(t *testing.T) {
 func TestVerbose(t *testing.T) {
 	out, _ := testsOf(t, map[string]string{"a_test.go": "package a\nimport \"testing\"\nfunc TestA(t *testing.T) { t.Log(\"12 histories\") }\n"}, "-v", ".")
 	want(t, out, `    a_test.go:3: 12 histories`)
-	without(t, out, "=== RUN")
+	without(t, out, "=== RUN", "PASS", "ok  \t")
 }
 
 func TestFailing(t *testing.T) {
