@@ -12,12 +12,13 @@ MODULES      = . cmd/kubectl-imagepin integration integration/lazy integration/k
 SKOPEO_TAGS  = containers_image_openpgp,exclude_graphdriver_btrfs
 # The stages of make test, and the integration tests of both modes. What takes longest is first, so that nothing waits for it
 # at the end.
+ALL          = test-integration test-kubelet test-serve test-packages test-cluster test-power test-unit test-race test-lazy \
+               test-versions test-peers test-sim check-bench
 ifdef SHORT
 PLANNED      = test-integration test-serve test-unit test-sim
 SUBJECTS     = ./pins ./stock ./restart ./security
 else
-PLANNED      = test-integration test-kubelet test-serve test-packages test-cluster test-power test-unit test-race test-lazy \
-               test-versions test-peers test-sim check-bench
+PLANNED      = $(ALL)
 SUBJECTS     = ./crash ./repair ./apply ./pins ./pull ./remove ./restart ./security ./stock ./observe ./install
 OTHERS       = $$($(GO) list ./... | grep -v -e /versions -e /power -e '/peers$$' -e '/integration/serve$$')
 endif
@@ -235,7 +236,7 @@ test-stages: $(addprefix ended-,$(STAGES))
 ended-%: %
 	@$(TESTLOG) end $*
 
-$(STAGES) soak soak-power soak-cluster: | $(TESTLOG)
+$(ALL) soak soak-power soak-cluster: | $(TESTLOG)
 
 $(TESTLOG): $(wildcard tools/testlog/*.go)
 	cd tools && $(GO) build -o $@ ./testlog

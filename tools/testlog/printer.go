@@ -92,7 +92,7 @@ func (p *printer) end(s *stage, e Event) {
 		return
 	}
 	if e.Command {
-		p.line(e.Stage, outcome(e.Failed), fmt.Sprintf("%-50s %9.1f s", short(e.Item), e.Seconds))
+		p.line(e.Stage, outcome(e.Failed), fmt.Sprintf("%-51s %7.1f s", short(e.Item), e.Seconds))
 		return
 	}
 	s.packages++
@@ -183,11 +183,11 @@ func title(e Event) string {
 	return short(e.Item)
 }
 
-// short returns the name of a package in this repository, or the beginning of a command.
+// short returns the name of a package in this repository, or both ends of a command.
 func short(item string) string {
 	item = strings.Join(strings.Fields(strings.TrimPrefix(item, module)), " ")
-	if len(item) > 60 {
-		item = item[:57] + "..."
+	if len(item) > 50 {
+		item = item[:15] + "..." + item[len(item)-32:]
 	}
 	return item
 }

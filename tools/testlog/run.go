@@ -184,7 +184,7 @@ func runTests(w io.Writer, stage string, args []string) (int, error) {
 	rc, err := run(cmd)
 	_ = in.Close()
 	<-read
-	if rest += stderr.String() + p.rest(); rc != 0 && (!p.failed || rest != "") {
+	if rest += stderr.String() + p.rest(); rc != 0 && (!p.failed || rest != "" || rc > 128) {
 		command := strings.Join(args, " ")
 		p.failure(command, "", rest+fmt.Sprintf("exit status %d\n", rc))
 		send(Event{Kind: ItemEnds, Stage: stage, Item: command, Failed: true, Empty: true})

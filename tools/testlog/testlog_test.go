@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"strings"
+	"syscall"
 	"testing"
 )
 
@@ -169,6 +170,59 @@ func TestCached(t *testing.T) {
 	want(t, out.String(), `.* ok      example.com/m +1 test +cached`)
 }
 
+func build(t *testing.T) string {
+	t.Helper()
+	bin := filepath.Join(t.TempDir(), "testlog")
+	if out, err := exec.Command("go", "build", "-o", bin, ".").CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	return bin
+}
+
+// TestSignal ends a run in the middle of a test. The package has failed, and the summary says so.
+func TestSignal(t *testing.T) {
+	dir := write(t, map[string]string{"a_test.go": `package a
+import ("io"; "os"; "testing")
+func TestA(t *testing.T) {}
+func TestB(t *testing.T) {
+	begun, err := os.OpenFile("begun", os.O_WRONLY, 0)
+	if err != nil { t.Fatal(err) }
+	begun.Close()
+	end, err := os.Open("end")
+	if err != nil { t.Fatal(err) }
+	io.Copy(io.Discard, end)
+}
+`})
+	for _, name := range []string{"begun", "end"} {
+		if err := syscall.Mkfifo(filepath.Join(dir, name), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	end, err := os.OpenFile(filepath.Join(dir, "end"), os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer end.Close()
+	cmd := exec.Command(build(t), "test", "test-unit", "--", "go", "test", "-vet=off", ".")
+	cmd.Dir = dir
+	var out bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &out
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.ReadFile(filepath.Join(dir, "begun")); err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Process.Signal(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	_ = cmd.Wait()
+	if rc := cmd.ProcessState.ExitCode(); rc != 128+int(syscall.SIGTERM) {
+		t.Errorf("exit code %d", rc)
+	}
+	want(t, out.String(), "FAIL\texample.com/m", "exit status 143", "test-unit +FAILED +1 .*")
+}
+
 // TestMake runs stages at the same time, with testlog as the shell of make.
 func TestMake(t *testing.T) {
 	dir := write(t, map[string]string{
@@ -188,10 +242,7 @@ late: ; @$(TESTLOG) test $@ -- go test ./b && { echo table differs; false; }
 built: ; @echo built
 `,
 	})
-	bin := filepath.Join(t.TempDir(), "testlog")
-	if out, err := exec.Command("go", "build", "-o", bin, ".").CombinedOutput(); err != nil {
-		t.Fatalf("%v\n%s", err, out)
-	}
+	bin := build(t)
 	run := func(goals string) (string, int) {
 		cmd := exec.Command(bin, "run", "-stages", goals, "--", "make", "-s", "built", "TESTLOG="+bin, "--", "make", "-s", "-j3", "all", "GOALS="+goals, "TESTLOG="+bin)
 		cmd.Dir = dir
