@@ -48,6 +48,7 @@ var needs = []need{
 	{"namespaces", programs("unshare", "nsenter", "mount"), "apt-get install util-linux mount", []string{
 		"test-integration", "test-kubelet", "test-serve", "test-packages", "test-cluster", "test-power", "test-race", "test-lazy", "test-versions",
 	}},
+	// This is an estimate, for up to twelve nodes at a time with a kubelet and a containerd each, an API server and etcd.
 	{"memory", memory(4), "a larger machine, or fewer other processes", []string{"test-kubelet", "test-cluster"}},
 }
 

@@ -121,8 +121,9 @@ func (p *printer) block(stage, what, rest, output string) {
 	io.WriteString(p.w, strings.TrimRight(head, " ")+"\n"+output)
 }
 
-// summary prints what has failed again, what was skipped or did not run, and a table of the stages.
-func (p *printer) summary(planned, leftOut []string) {
+// summary prints what has failed again, what was skipped or did not run, and a table of the stages. The exit code is that of the
+// run.
+func (p *printer) summary(planned, leftOut []string, rc int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	var b strings.Builder
@@ -160,20 +161,20 @@ func (p *printer) summary(planned, leftOut []string) {
 		}
 		result := outcome(s.failed)
 		if !s.failed && !s.ended && len(planned) > 0 {
-			result = "interrupted"
+			result = "incomplete" // After a failure, make runs no more commands of the other stages.
 		}
 		fmt.Fprintf(&b, "%-18s %-11s %8d %6d %8s\n", name, result, s.packages, s.tests, span(s.end.Sub(s.begin)))
 		packages, tests = packages+s.packages, tests+s.tests
 	}
-	fmt.Fprintf(&b, "%-18s %-11s %8d %6d %8s\n", "all", result(len(p.failed)), packages, tests, span(time.Since(p.start)))
+	fmt.Fprintf(&b, "%-18s %-11s %8d %6d %8s\n", "all", result(len(p.failed), rc), packages, tests, span(time.Since(p.start)))
 	io.WriteString(p.w, b.String())
 }
 
-func result(failures int) string {
+func result(failures, rc int) string {
 	if failures > 0 {
 		return amount(failures, "failure")
 	}
-	return "ok"
+	return outcome(rc != 0)
 }
 
 func title(e Event) string {

@@ -36,9 +36,24 @@ func TestLongFailure(t *testing.T) {
 	var out bytes.Buffer
 	p := newPrinter(&out)
 	p.handle(Event{Kind: Failure, Stage: "s", Item: module + "a", Test: "TestA", Output: strings.Repeat("line\n", repeated+5) + "--- FAIL: TestA (0.00s)\n"})
-	p.summary([]string{"s"}, nil)
+	p.summary([]string{"s"}, nil, 1)
 	want(t, out.String(), `  0:00  s +FAILED  a TestA`, `\.\.\. \(6 lines above\)`)
 	if n := strings.Count(out.String(), "--- FAIL: TestA "); n != 2 {
 		t.Errorf("the result is printed %d times", n)
 	}
+}
+
+// TestSummary has each result of a stage.
+func TestSummary(t *testing.T) {
+	var out bytes.Buffer
+	p := newPrinter(&out)
+	for _, name := range []string{"good", "bad", "beside"} {
+		p.handle(Event{Kind: StageBegins, Stage: name})
+		p.handle(Event{Kind: ItemEnds, Stage: name, Item: "a", Tests: 2, Failed: name == "bad"})
+	}
+	p.handle(Event{Kind: StageEnds, Stage: "good"})
+	p.handle(Event{Kind: ItemEnds, Stage: "build", Item: "go build", Command: true, Failed: true})
+	p.summary([]string{"good", "bad", "beside", "after", "never"}, []string{"never"}, 2)
+	want(t, out.String(), "good +ok +1 +2 +0:00", "bad +FAILED +1 +2 +0:00", "beside +incomplete +1 +2 +0:00", "after +did not run: something before it failed",
+		"never +left out by name", "build +FAILED +0 +0 +0:00", "all +FAILED +3 +6 +0:00")
 }

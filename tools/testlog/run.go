@@ -85,7 +85,7 @@ func (l *listener) close() error {
 }
 
 // connect returns a function that sends events to the run of this process, and one that waits until all are handled.
-func connect(socket string) (send func(Event), done func() error, err error) {
+func connect(socket string) (send func(Event), done func(rc int) error, err error) {
 	c, err := net.Dial("unix", socket)
 	if err != nil {
 		return nil, nil, err
@@ -98,7 +98,7 @@ func connect(socket string) (send func(Event), done func() error, err error) {
 		defer mu.Unlock()
 		failed = errors.Join(failed, enc.Encode(e))
 	}
-	done = func() error {
+	done = func(int) error {
 		defer c.Close()
 		err := c.(*net.UnixConn).CloseWrite()
 		_, read := io.Copy(io.Discard, c)
@@ -158,7 +158,10 @@ func runAll(w io.Writer, stages, leftOut []string, commands [][]string) (int, er
 		}
 	}
 	err = errors.Join(err, l.close())
-	p.summary(stages, leftOut)
+	if err != nil && rc == 0 {
+		rc = 1
+	}
+	p.summary(stages, leftOut, rc)
 	return rc, err
 }
 
@@ -189,16 +192,16 @@ func runTests(w io.Writer, stage string, args []string) (int, error) {
 		p.failure(command, "", rest+fmt.Sprintf("exit status %d\n", rc))
 		send(Event{Kind: ItemEnds, Stage: stage, Item: command, Failed: true, Empty: true})
 	}
-	return rc, errors.Join(err, reading, done())
+	return rc, errors.Join(err, reading, done(rc))
 }
 
 // reporter returns where this process reports. Without a run that is a printer, which prints a summary at the end.
-func reporter(w io.Writer) (send func(Event), done func() error, err error) {
+func reporter(w io.Writer) (send func(Event), done func(rc int) error, err error) {
 	if socket := os.Getenv(socketEnv); socket != "" {
 		return connect(socket)
 	}
 	p := newPrinter(w)
-	return p.handle, func() error { p.summary(nil, nil); return nil }, nil
+	return p.handle, func(rc int) error { p.summary(nil, nil, rc); return nil }, nil
 }
 
 // goTest returns the command go test with -json. Its tests do not report to the run.
@@ -242,7 +245,7 @@ func runShell(target string, shell []string) (int, error) {
 	if !nested || rc != 0 {
 		send(Event{Kind: ItemEnds, Stage: target, Item: command, Command: true, Failed: rc != 0, Seconds: time.Since(begin).Seconds()})
 	}
-	return rc, errors.Join(err, done())
+	return rc, errors.Join(err, done(rc))
 }
 
 // endStage reports that all commands of a stage have succeeded.
@@ -256,5 +259,5 @@ func endStage(stage string) error {
 		return err
 	}
 	send(Event{Kind: StageEnds, Stage: stage})
-	return done()
+	return done(0)
 }

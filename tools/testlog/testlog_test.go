@@ -278,4 +278,11 @@ built: ; @echo built
 		t.Errorf("exit code %d", rc)
 	}
 	want(t, out, `.* ok +example.com/m/b .*`, `table differs`, `late +FAILED +1 +1 .*`)
+
+	// Make itself fails.
+	out, rc = run("nosuch")
+	if rc != 2 {
+		t.Errorf("exit code %d", rc)
+	}
+	want(t, out, `make: .* No rule to make target .*`, `nosuch +did not run: .*`, `all +FAILED +0 +0 .*`)
 }
