@@ -41,6 +41,9 @@ func TestLongFailure(t *testing.T) {
 	if n := strings.Count(out.String(), "--- FAIL: TestA "); n != 2 {
 		t.Errorf("the result is printed %d times", n)
 	}
+	if n := strings.Count(out.String(), "line\n"); n != repeated+5+repeated-1 {
+		t.Errorf("%d lines are printed", n)
+	}
 }
 
 // TestSummary has each result of a stage.
