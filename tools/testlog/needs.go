@@ -26,17 +26,17 @@ type need struct {
 var needs = []need{
 	{"root", root, "run as root", []string{
 		"test-integration", "test-kubelet", "test-serve", "test-packages", "test-cluster", "test-power", "test-unit", "test-race", "test-lazy",
-		"test-versions", "check-bench",
+		"test-versions", "test-peers", "check-bench",
 	}},
 	{"Debian", debian, "run in a Debian container", []string{
-		"test-integration", "test-serve", "test-packages", "test-power", "test-unit", "test-versions",
+		"test-integration", "test-serve", "test-packages", "test-power", "test-unit", "test-versions", "test-peers",
 	}},
 	{"C compiler", programs("gcc"), "apt-get install gcc libc6-dev", []string{
 		"test-integration", "test-kubelet", "test-serve", "test-packages", "test-cluster", "test-power", "test-unit", "test-race", "test-lazy",
-		"test-versions",
+		"test-versions", "test-peers",
 	}},
 	{"EROFS", filesystem("erofs"), "a kernel with CONFIG_EROFS_FS", []string{
-		"test-integration", "test-serve", "test-packages", "test-power", "test-versions",
+		"test-integration", "test-serve", "test-packages", "test-power", "test-versions", "test-peers",
 	}},
 	{"FUSE", device("/dev/fuse"), "modprobe fuse, and in a container --privileged", []string{"test-kubelet", "test-power", "test-lazy"}},
 	{"loop devices", device("/dev/loop-control"), "modprobe loop, and in a container --privileged", []string{
@@ -46,7 +46,7 @@ var needs = []need{
 		"test-integration", "test-kubelet", "test-serve", "test-power",
 	}},
 	{"namespaces", programs("unshare", "nsenter", "mount"), "apt-get install util-linux mount", []string{
-		"test-integration", "test-kubelet", "test-serve", "test-packages", "test-cluster", "test-power", "test-race", "test-lazy", "test-versions",
+		"test-integration", "test-kubelet", "test-serve", "test-packages", "test-cluster", "test-power", "test-race", "test-lazy", "test-versions", "test-peers",
 	}},
 	// This is an estimate, for up to twelve nodes at a time with a kubelet and a containerd each, an API server and etcd.
 	{"memory", memory(4), "a larger machine, or fewer other processes", []string{"test-kubelet", "test-cluster"}},

@@ -97,11 +97,17 @@ func (p *printer) end(s *stage, e Event) {
 	}
 	s.packages++
 	s.tests += e.Tests
-	took := fmt.Sprintf("%.1f s", e.Seconds)
+	took := fmt.Sprintf("%.3fs", e.Seconds)
 	if e.Cached {
-		took = "cached"
+		took = "(cached)"
 	}
-	p.block(e.Stage, outcome(e.Failed), fmt.Sprintf("%-40s %10s %9s", short(e.Item), amount(e.Tests, "test"), took), e.Output)
+	tests := amount(e.Tests, "test")
+	if e.Failed {
+		p.block(e.Stage, outcome(true), fmt.Sprintf("%-40s %10s %9s", short(e.Item), tests, took), e.Output)
+		return
+	}
+	// It is a line of go test, so that programs find it, as they find those of failures.
+	io.WriteString(p.w, whole(e.Output)+fmt.Sprintf("ok  \t%s\t%s\t%s in %s at %s\n", e.Item, took, tests, e.Stage, span(time.Since(p.start))))
 }
 
 func outcome(failed bool) string {
@@ -114,11 +120,16 @@ func outcome(failed bool) string {
 func (p *printer) line(stage, what, rest string) { p.block(stage, what, rest, "") }
 
 func (p *printer) block(stage, what, rest, output string) {
-	if output != "" && !strings.HasSuffix(output, "\n") {
-		output += "\n"
-	}
 	head := fmt.Sprintf("%6s  %-17s %-7s %s", span(time.Since(p.start)), stage, what, rest)
-	io.WriteString(p.w, strings.TrimRight(head, " ")+"\n"+output)
+	io.WriteString(p.w, strings.TrimRight(head, " ")+"\n"+whole(output))
+}
+
+// whole returns a text with a newline at its end, unless it is empty.
+func whole(text string) string {
+	if text != "" && !strings.HasSuffix(text, "\n") {
+		text += "\n"
+	}
+	return text
 }
 
 // summary prints what has failed again, what was skipped or did not run, and a table of the stages. The exit code is that of the

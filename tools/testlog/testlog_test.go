@@ -71,7 +71,7 @@ func TestPassing(t *testing.T) {
 	if rc != 0 {
 		t.Errorf("exit code %d", rc)
 	}
-	want(t, out, `  0:\d\d  test-unit         begins`, `  0:\d\d  test-unit         ok      example.com/m/a +3 tests +\d+\.\d s`,
+	want(t, out, `  0:\d\d  test-unit         begins`, "ok  \texample.com/m/a\t.*s\t3 tests in test-unit at 0:\\d\\d",
 		"Skipped:", "  test-unit: example.com/m/c TestC/x: no disk", `test-unit +ok +2 +5 +0:\d\d`, `all +ok +2 +5 +0:\d\d`)
 	without(t, out, "quiet", "example.com/m/b", "=== RUN", "FAIL")
 }
@@ -79,7 +79,7 @@ func TestPassing(t *testing.T) {
 func TestVerbose(t *testing.T) {
 	out, _ := testsOf(t, map[string]string{"a_test.go": "package a\nimport \"testing\"\nfunc TestA(t *testing.T) { t.Log(\"12 histories\") }\n"}, "-v", ".")
 	want(t, out, `    a_test.go:3: 12 histories`)
-	without(t, out, "=== RUN", "PASS", "ok  \t")
+	without(t, out, "=== RUN", "PASS")
 }
 
 func TestFailing(t *testing.T) {
@@ -99,7 +99,7 @@ func TestBad(t *testing.T) {
 		t.Errorf("exit code %d", rc)
 	}
 	want(t, out, `  0:\d\d  test-unit         FAILED  example.com/m/a TestBad`, `--- FAIL: TestBad \(0.00s\)`, ` *--- FAIL: TestBad/x \(0.00s\)`,
-		"FAIL\texample.com/m/a\t.*", `  0:\d\d  test-unit         ok      example.com/m/b +1 test +.*`, "Failed:", "test-unit: example.com/m/a TestBad",
+		"FAIL\texample.com/m/a\t.*", "ok  \texample.com/m/b\t.*s\t1 test in test-unit .*", "Failed:", "test-unit: example.com/m/a TestBad",
 		`test-unit +FAILED +2 +6 .*`, `all +1 failure +2 +6 .*`)
 	without(t, out, "quiet", "in z", "=== ")
 	if n := strings.Count(out, "--- FAIL: TestBad "); n != 2 {
@@ -165,7 +165,7 @@ func TestCached(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	want(t, out.String(), `.* ok      example.com/m +1 test +cached`)
+	want(t, out.String(), "ok  \texample.com/m\t\\(cached\\)\t1 test in .*")
 }
 
 func build(t *testing.T) string {
@@ -275,7 +275,7 @@ built: ; @echo built
 	if rc != 2 {
 		t.Errorf("exit code %d", rc)
 	}
-	want(t, out, `.* ok +example.com/m/b .*`, `table differs`, `late +FAILED +1 +1 .*`)
+	want(t, out, "ok  \texample.com/m/b\t.*", `table differs`, `late +FAILED +1 +1 .*`)
 
 	// Make itself fails.
 	out, rc = run("nosuch")
