@@ -358,9 +358,10 @@ test-kubelet: build test-binaries kubernetes-binaries lazy-binaries ## Tests wit
 test-cluster: build kubectl-imagepin test-binaries crash-binaries image kubernetes-binaries ## Tests of pins in the Kubernetes API, with three nodes, of locks and bundles with a kubelet, and of the DaemonSets
 	cd integration/kubelet && $(TEST) -timeout 15m -count 1 -p 1 -parallel 6 ./agree ./claims ./demo ./fleet ./install ./kubectl ./manifests ./scale
 
+# The tests mostly wait for systemd, apt and dnf, so more tests than processors run at a time.
 .PHONY: test-packages
 test-packages: repositories test-binaries debian-roots ## Install, run and remove the packages under a real systemd, and build them twice
-	cd integration/packages && $(TEST) -timeout 15m -count 1 ./...
+	cd integration/packages && $(TEST) -timeout 15m -count 1 -parallel 4 ./...
 
 .PHONY: test-versions
 test-versions: build test-binaries version-binaries downloads ## Test imagepin in and in front of other versions of containerd

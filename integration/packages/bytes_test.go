@@ -29,6 +29,7 @@ import (
 // TestReproducible builds the packages again, in another directory and with another umask, time zone and locale. The
 // packages are identical.
 func TestReproducible(t *testing.T) {
+	t.Parallel()
 	root, err := filepath.Abs(repository)
 	if err != nil {
 		t.Fatal(err)

@@ -16,6 +16,7 @@ const kubeletStandIn = "[Service]\nExecStart=/bin/sleep infinity\n"
 // TestInstallDocs runs every line with a "$" of two chapters of docs/install.md in order, on one node for each chapter.
 // The output must be that of the document. If the document has none, the output is not checked.
 func TestInstallDocs(t *testing.T) {
+	t.Parallel()
 	text, err := os.ReadFile(filepath.Join(repository, "docs", "install.md"))
 	if err != nil {
 		t.Fatal(err)

@@ -289,6 +289,7 @@ func TestNodeInstallChangedByOthers(t *testing.T) {
 // installation and once in a removal. systemd starts it again, and it rolls back or goes on. Then the node is healthy, and the
 // next command succeeds.
 func TestNodeInstallKilled(t *testing.T) {
+	t.Parallel()
 	var killed sync.Map // by failpoint
 	t.Cleanup(func() { wantAllFailpoints(t, &killed) })
 	for _, mode := range modes {
