@@ -5,6 +5,7 @@ import (
 	"errors"
 	"testing"
 
+	"google.golang.org/protobuf/proto"
 	runtime "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/imagepin/imagepin/pkg/imagepin"
@@ -23,8 +24,8 @@ func TestRestorePod(t *testing.T) {
 			{Image: spec(), Mounts: []*runtime.Mount{{Image: spec()}}}, {Image: spec()},
 		},
 	}
-	resp, err := a.containers.restorePod(t.Context(), r, func(_ context.Context, r *runtime.RestorePodRequest) (*runtime.RestorePodResponse, error) {
-		specs := imageSpecs(r.GetContainerConfigs()...)
+	resp, err := a.containers.restorePod(t.Context(), r, func(_ context.Context, r proto.Message) (proto.Message, error) {
+		specs := imageSpecs(r.(*runtime.RestorePodRequest).GetContainerConfigs()...)
 		if len(specs) != 3 {
 			t.Errorf("got images %v, want three", specs)
 		}
@@ -48,7 +49,7 @@ func TestRestorePod(t *testing.T) {
 	if spec := r.GetContainerConfigs()[0].GetImage(); spec.GetImage() != adoptedTag || len(spec.GetAnnotations()) > 0 {
 		t.Errorf("the request of the caller has changed: %v", spec)
 	}
-	made, err := a.base.sandboxes.byID(t.Context(), resp.GetPodSandboxId())
+	made, err := a.base.sandboxes.byID(t.Context(), resp.(*runtime.RestorePodResponse).GetPodSandboxId())
 	if err != nil || made == nil || made.handler != "runc" || made.pod.Name != "web" {
 		t.Errorf("got sandbox %+v, %v", made, err)
 	}
@@ -62,7 +63,7 @@ func TestRestorePodFails(t *testing.T) {
 		_, err := a.containers.restorePod(t.Context(), &runtime.RestorePodRequest{
 			Config:         &runtime.PodSandboxConfig{Metadata: &runtime.PodSandboxMetadata{Uid: "1"}},
 			RuntimeHandler: handler, ContainerConfigs: []*runtime.ContainerConfig{{Image: &runtime.ImageSpec{Image: image}}},
-		}, func(context.Context, *runtime.RestorePodRequest) (*runtime.RestorePodResponse, error) {
+		}, func(context.Context, proto.Message) (proto.Message, error) {
 			return nil, refused
 		})
 		return err

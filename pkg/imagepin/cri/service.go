@@ -261,15 +261,17 @@ func New(c Config) *Service {
 	}
 }
 
+// runtimeService is the gRPC service of the CRI for pods and containers.
+const runtimeService = "runtime.v1.RuntimeService"
+
 // interceptors returns what this service answers, by the name of the gRPC service.
 func (s *Service) interceptors() map[string]*interceptors {
-	return map[string]*interceptors{
-		"runtime.v1.RuntimeService": {
+	all := map[string]*interceptors{
+		runtimeService: {
 			unary: map[string]unaryInterceptor{
 				"RunPodSandbox":       intercept(s.containers.runPodSandbox),
 				"PodSandboxStatus":    intercept(s.podSandboxStatus),
 				"RemovePodSandbox":    intercept(s.containers.removePodSandbox),
-				"RestorePod":          intercept(s.containers.restorePod),
 				"CreateContainer":     intercept(s.containers.createContainer),
 				"RemoveContainer":     intercept(s.containers.removeContainer),
 				"ListContainers":      intercept(s.containers.listContainers),
@@ -299,6 +301,10 @@ func (s *Service) interceptors() map[string]*interceptors {
 			},
 		},
 	}
+	if d, err := descriptorOf(runtimeService); err == nil && d.Methods().ByName(restoreMethod) != nil {
+		all[runtimeService].unary[restoreMethod] = s.containers.restorePod
+	}
+	return all
 }
 
 // Register registers the service with a gRPC server.
