@@ -152,7 +152,9 @@ func (d *Decider) Refresh(ctx context.Context, tag reference.Named, scope policy
 	if len(moves) == 0 && (scope != "" || len(r.Images) == 0) {
 		return r, nothingToRefresh(tag, scope)
 	}
-	v, err := d.resolve(ctx, Request{Ref: tag, Credential: c}, tag, "resolved by the registry")
+	// A tag that was pushed before the call is not resolved to what it was before.
+	found, err := d.registry.ResolveNow(ctx, tag, c, d.policy().Rule(tag.String()).ResolveAt == policy.ResolveAtOrigin)
+	v, err := d.answer(Request{Ref: tag, Credential: c}, found, err, "resolved by the registry")
 	if err != nil {
 		return r, err
 	}

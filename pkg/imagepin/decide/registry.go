@@ -19,6 +19,8 @@ type Registry interface {
 	Resolve(ctx context.Context, ref reference.Named, c resolve.Credential) (resolve.Resolved, error)
 	// ResolveAtOrigin resolves a tag at the origin of its registry only.
 	ResolveAtOrigin(ctx context.Context, ref reference.Named, c resolve.Credential) (resolve.Resolved, error)
+	// ResolveNow is Resolve, or ResolveAtOrigin, and does not join a call that began before.
+	ResolveNow(ctx context.Context, ref reference.Named, c resolve.Credential, origin bool) (resolve.Resolved, error)
 	// Authorize checks whether a credential may pull a digest.
 	Authorize(ctx context.Context, ref reference.Canonical, c resolve.Credential) (resolve.Resolved, error)
 }

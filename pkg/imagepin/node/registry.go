@@ -25,6 +25,11 @@ func (r registry) ResolveAtOrigin(ctx context.Context, ref reference.Named, c re
 	return r.now().ResolveAtOrigin(ctx, ref, c)
 }
 
+// ResolveNow implements [decide.Registry].
+func (r registry) ResolveNow(ctx context.Context, ref reference.Named, c resolve.Credential, origin bool) (resolve.Resolved, error) {
+	return r.now().ResolveNow(ctx, ref, c, origin)
+}
+
 // Authorize implements [decide.Registry].
 func (r registry) Authorize(ctx context.Context, ref reference.Canonical, c resolve.Credential) (resolve.Resolved, error) {
 	return r.now().Authorize(ctx, ref, c)

@@ -41,7 +41,16 @@ func (s *Session) resolverFor(asked askedHosts) remotes.Resolver {
 // ResolveAtOrigin is [Resolver.Resolve] at the origin of the registry only: the server in its hosts.toml, which by default is
 // the registry itself. It does not ask mirrors, also if they have the capability resolve. The session fetches from all hosts.
 func (r *Resolver) ResolveAtOrigin(ctx context.Context, ref reference.Named, c Credential) (Resolved, error) {
-	return r.ask(ctx, ref, c, onlyOrigin)
+	return r.ask(ctx, ref, c, onlyOrigin, r.resolves.Do)
+}
+
+// ResolveNow is [Resolver.Resolve], or [Resolver.ResolveAtOrigin], for what the registry has at the time of the call: it is not merged
+// with a call that began before, whose answer can be older.
+func (r *Resolver) ResolveNow(ctx context.Context, ref reference.Named, c Credential, origin bool) (Resolved, error) {
+	if origin {
+		return r.ask(ctx, ref, c, onlyOrigin, r.resolves.DoNew)
+	}
+	return r.ask(ctx, ref, c, allHosts, r.resolves.DoNew)
 }
 
 // origin returns the origin of the hosts of a registry. It is the last one, unless the older configuration of mirrors has the

@@ -7,10 +7,12 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/containerd/errdefs"
+	"github.com/opencontainers/go-digest"
 
 	"github.com/imagepin/imagepin/pkg/imagepin"
 )
@@ -19,6 +21,51 @@ import (
 func stale(r *registry) {
 	r.image = r.blobs.Image("linux/amd64", "stale", nil)
 	r.root = r.blobs.Index(r.image.Manifest)
+}
+
+// TestResolveNow resolves a tag that moves while the answer to an earlier call is on its way. It returns the new image.
+func TestResolveNow(t *testing.T) {
+	for _, origin := range []bool{false, true} {
+		g := newRegistry(t)
+		r := newResolver(t, server(g))
+		earlier, next := g.root, g.root
+		next.Digest = digest.FromString("next")
+		asked, release := make(chan struct{}), make(chan struct{})
+		var requests atomic.Int32
+		g.answer = func(w http.ResponseWriter, _ *http.Request) bool {
+			desc := next
+			if requests.Add(1) == 1 {
+				desc = earlier
+				close(asked)
+				<-release
+			}
+			w.Header().Set("Content-Type", desc.MediaType)
+			w.Header().Set("Docker-Content-Digest", desc.Digest.String())
+			w.Header().Set("Content-Length", fmt.Sprint(desc.Size))
+			return true
+		}
+		before := r.Resolve
+		if origin {
+			before = r.ResolveAtOrigin
+		}
+		done := make(chan Resolved, 1)
+		go func() {
+			found, err := before(quiet(t), named(t, ref), Credential{})
+			if err != nil {
+				t.Error(err)
+			}
+			done <- found
+		}()
+		<-asked
+		found, err := r.ResolveNow(quiet(t), named(t, ref), Credential{}, origin)
+		if err != nil || found.Root.Digest != next.Digest {
+			t.Errorf("origin %t: got %+v, %v, want %s", origin, found, err, next.Digest)
+		}
+		close(release)
+		if found := <-done; found.Root.Digest != earlier.Digest || requests.Load() != 2 {
+			t.Errorf("origin %t: the earlier call got %+v, after %d requests", origin, found, requests.Load())
+		}
+	}
 }
 
 // TestResolveAtOrigin resolves a tag at the origin, although a mirror claims the capability resolve. The mirror serves content.

@@ -239,19 +239,22 @@ func nodeCredentials(auths map[string]Credential) Credential {
 // cannot be reached or answers 429 or 5xx; ErrInvalidArgument; ErrFailedPrecondition if no host may be used, or the
 // manifest is too large; or ErrNotImplemented for a manifest of schema 1.
 func (r *Resolver) Resolve(ctx context.Context, ref reference.Named, c Credential) (Resolved, error) {
-	return r.ask(ctx, ref, c, allHosts)
+	return r.ask(ctx, ref, c, allHosts, r.resolves.Do)
 }
 
 // Authorize checks whether c may pull the digest in ref. It asks only hosts with the capability resolve. Its session
 // fetches from all hosts. It fails as [Resolver.Resolve] does.
 func (r *Resolver) Authorize(ctx context.Context, ref reference.Canonical, c Credential) (Resolved, error) {
-	return r.ask(ctx, ref, c, trustedHosts)
+	return r.ask(ctx, ref, c, trustedHosts, r.resolves.Do)
 }
 
+// flying is a method of [flight.Group].
+type flying func(ctx context.Context, key string, work func(context.Context) (Resolved, error)) (Resolved, error)
+
 // ask resolves ref at some hosts of the registry.
-func (r *Resolver) ask(ctx context.Context, ref reference.Named, c Credential, asked askedHosts) (Resolved, error) {
+func (r *Resolver) ask(ctx context.Context, ref reference.Named, c Credential, asked askedHosts, do flying) (Resolved, error) {
 	key := fmt.Sprintf("%s\x00%d\x00%s", ref, asked, r.config.Prover.Identity(c))
-	return r.resolves.Do(ctx, key, func(ctx context.Context) (Resolved, error) { return r.observed(ctx, r.Session(ref, c), asked) })
+	return do(ctx, key, func(ctx context.Context) (Resolved, error) { return r.observed(ctx, r.Session(ref, c), asked) })
 }
 
 func (r *Resolver) resolve(ctx context.Context, s *Session, asked askedHosts) (Resolved, error) {

@@ -17,8 +17,9 @@ var errAbandoned = errors.New("no caller is left")
 type Group[T any] struct {
 	mu    sync.Mutex
 	calls map[string]*call[T]
-	ended error          // the error of every call after Shutdown
-	works sync.WaitGroup // running work, also without callers
+	all   map[*call[T]]bool // running, also those that are not joined any more
+	ended error             // the error of every call after Shutdown
+	works sync.WaitGroup    // running work, also without callers
 }
 
 type call[T any] struct {
@@ -35,22 +36,27 @@ type call[T any] struct {
 //
 // A panic in work is returned as an error.
 func (g *Group[T]) Do(ctx context.Context, key string, work func(context.Context) (T, error)) (T, error) {
-	return g.do(ctx, key, false, work)
+	return g.do(ctx, key, false, false, work)
+}
+
+// DoNew is Do for a caller that needs a result of work that begins now: it does not join running work. Later calls join its work.
+func (g *Group[T]) DoNew(ctx context.Context, key string, work func(context.Context) (T, error)) (T, error) {
+	return g.do(ctx, key, true, false, work)
 }
 
 // DoDetached is Do for work that continues after its callers have gone, so that a later call can join it.
 func (g *Group[T]) DoDetached(ctx context.Context, key string, work func(context.Context) (T, error)) (T, error) {
-	return g.do(ctx, key, true, work)
+	return g.do(ctx, key, false, true, work)
 }
 
-func (g *Group[T]) do(ctx context.Context, key string, keep bool, work func(context.Context) (T, error)) (zero T, _ error) {
+func (g *Group[T]) do(ctx context.Context, key string, begin, keep bool, work func(context.Context) (T, error)) (zero T, _ error) {
 	g.mu.Lock()
 	if g.ended != nil {
 		defer g.mu.Unlock()
 		return zero, g.ended
 	}
 	c := g.calls[key]
-	if c == nil {
+	if c == nil || begin {
 		c = g.start(ctx, key, work)
 	}
 	c.waiters++
@@ -84,9 +90,9 @@ func (g *Group[T]) start(ctx context.Context, key string, work func(context.Cont
 	wctx, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
 	c := &call[T]{done: make(chan struct{}), cancel: cancel}
 	if g.calls == nil {
-		g.calls = make(map[string]*call[T])
+		g.calls, g.all = make(map[string]*call[T]), make(map[*call[T]]bool)
 	}
-	g.calls[key] = c
+	g.calls[key], g.all[c] = c, true
 	g.works.Go(func() {
 		defer func() {
 			if p := recover(); p != nil {
@@ -96,6 +102,7 @@ func (g *Group[T]) start(ctx context.Context, key string, work func(context.Cont
 			if g.calls[key] == c {
 				delete(g.calls, key)
 			}
+			delete(g.all, c)
 			g.mu.Unlock()
 			cancel(nil)
 			close(c.done)
@@ -110,7 +117,7 @@ func (g *Group[T]) start(ctx context.Context, key string, work func(context.Cont
 func (g *Group[T]) Shutdown(ctx context.Context, why error) error {
 	g.mu.Lock()
 	g.ended = why
-	for _, c := range g.calls {
+	for c := range g.all {
 		c.cancel(why)
 	}
 	g.mu.Unlock()

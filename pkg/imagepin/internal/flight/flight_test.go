@@ -42,6 +42,42 @@ func TestConcurrentCallsShareOneRun(t *testing.T) {
 	})
 }
 
+// TestNewWork: DoNew begins work beside that which runs. Later calls join the new work, and a shutdown ends both.
+func TestNewWork(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var g Group[int]
+		runs := 0
+		ended := errors.New("ended")
+		begin := func(do func(context.Context, string, func(context.Context) (int, error)) (int, error)) chan int {
+			result := make(chan int, 1)
+			go func() {
+				n, _ := do(t.Context(), "k", func(ctx context.Context) (int, error) {
+					runs++
+					n := runs
+					<-ctx.Done()
+					if context.Cause(ctx) != ended {
+						t.Errorf("work %d ends with %v", n, context.Cause(ctx))
+					}
+					return n, nil
+				})
+				result <- n
+			}()
+			synctest.Wait()
+			return result
+		}
+		first, second, third := begin(g.Do), begin(g.DoNew), begin(g.Do)
+		if err := g.Shutdown(t.Context(), ended); err != nil {
+			t.Fatal(err)
+		}
+		if a, b, c := <-first, <-second, <-third; a != 1 || b != 2 || c != 2 {
+			t.Errorf("got the results of work %d, %d and %d, want 1, 2 and 2", a, b, c)
+		}
+		if len(g.calls)+len(g.all) != 0 {
+			t.Error("something remains after use")
+		}
+	})
+}
+
 func TestWorkEndsWithItsLastCaller(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var (
