@@ -299,7 +299,7 @@ bench-cluster-docs: ## Run the benchmark of ImagePins and write its table into d
 # test-race runs the tests of imagepin serve, test-power and test-versions theirs.
 .PHONY: test-integration
 test-integration: build test-binaries crash-binaries downloads ## Tests with a real containerd, registry, runc and snapshotters; needs EROFS, loop devices and ext4
-	cd integration && $(TEST) -timeout 30m -count 1 -parallel 3 $(SUBJECTS) $(OTHERS)
+	cd integration && $(TEST) -timeout 30m -count 1 $(SUBJECTS) $(OTHERS)
 	$(if $(SHORT),,cd integration/bundle/tools && $(TEST) -timeout 10m -count 1 -tags $(SKOPEO_TAGS) ./...)
 
 .PHONY: docs-output
