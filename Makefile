@@ -138,9 +138,9 @@ packages: | build
 endif
 ifneq ($(filter test-stages,$(MAKECMDGOALS)),)
 ifndef SHORT
-test-serve: | test-integration
+test-serve: | $(filter test-integration,$(STAGES))
 endif
-test-cluster: | test-kubelet
+test-cluster: | $(filter test-kubelet,$(STAGES))
 endif
 
 # The first run compiles the plugin and its dependencies for each platform, which takes minutes.
