@@ -137,7 +137,7 @@ func TestSecretPulledImages(t *testing.T) {
 
 // waitNoContainers waits until a deleted pod has no container on the node. It removes exited containers, because
 // kubelet may take a minute to remove them: it removes them at once only if it learns of their exit after that of the
-// sandbox (ContainerGCPeriod, https://github.com/kubernetes/kubernetes/blob/v1.36.3/pkg/kubelet/kubelet.go).
+// sandbox (ContainerGCPeriod, https://github.com/kubernetes/kubernetes/blob/v1.37.2/pkg/kubelet/kubelet.go).
 func (r *kubeletRig) waitNoContainers(p *core.Pod) {
 	r.T.Helper()
 	testkit.EventuallyIn(r.T, time.Minute, "pod "+p.Name+" has no container", func(ctx context.Context) (bool, error) {

@@ -34,7 +34,7 @@ type KubeletResult struct {
 	Line string
 }
 
-// RunAsKubelet runs a pod with the calls of kubelet 1.36, in its order and with only the fields that it sets:
+// RunAsKubelet runs a pod with the calls of kubelet 1.37, in its order and with only the fields that it sets:
 // RunPodSandbox, then ImageStatus, PullImage and ImageStatus with the pod's annotations (and the handler if the gate is
 // on), then ImageStatus with only the image, to get its user, then CreateContainer by ID. If a call fails, the result
 // has what was created before.
