@@ -1,6 +1,7 @@
 package stock
 
 import (
+	"context"
 	"strings"
 	"testing"
 	"time"
@@ -23,8 +24,16 @@ func TestLabelsOfGarbageCollection(t *testing.T) {
 		r := testkit.NewRig(t, node.Options{Binary: binary, NoPods: true})
 		tag, _ := r.Push("app:v1", images.Options{}, images.HostPlatform())
 		id := r.MustPull(tag, "")
-		root, referenced := writeBlob(t, r, "root", map[string]string{"containerd.io/gc.root": "now"}), writeBlob(t, r, "referenced", nil)
+		root := writeBlob(t, r, r.Ctx, "root", map[string]string{"containerd.io/gc.root": "now"})
+		leased, release, err := r.Client().WithLease(testkit.NSContext(r.Ctx)) // a garbage collection can run before the label is there
+		if err != nil {
+			t.Fatal(err)
+		}
+		referenced := writeBlob(t, r, leased, "referenced", nil)
 		testkit.LabelImage(t, r.Node, tag, "containerd.io/gc.ref.content.example", referenced.String())
+		if err := release(leased); err != nil {
+			t.Fatal(err)
+		}
 		if binary == node.Ours { // a pull of stock removes labels of others
 			r.MustPull(tag, "")
 		}
@@ -44,11 +53,12 @@ func TestLabelsOfGarbageCollection(t *testing.T) {
 	})
 }
 
-// writeBlob writes content with labels, and returns its digest. Without labels, only a reference keeps it in the next garbage collection.
-func writeBlob(t *testing.T, r *testkit.Rig, data string, labels map[string]string) digest.Digest {
+// writeBlob writes content with labels, and returns its digest. Without labels, only a reference or the lease of ctx keeps it in the
+// next garbage collection.
+func writeBlob(t *testing.T, r *testkit.Rig, ctx context.Context, data string, labels map[string]string) digest.Digest {
 	t.Helper()
 	desc := v1.Descriptor{Digest: digest.FromString(data), Size: int64(len(data))}
-	err := content.WriteBlob(testkit.NSContext(r.Ctx), r.Client().ContentStore(), data, strings.NewReader(data), desc, content.WithLabels(labels))
+	err := content.WriteBlob(testkit.NSContext(ctx), r.Client().ContentStore(), data, strings.NewReader(data), desc, content.WithLabels(labels))
 	if err != nil {
 		t.Fatal(err)
 	}
