@@ -31,7 +31,7 @@ export GOFLAGS := $(GOFLAGS) -trimpath
 # testlog prints a line for each package, and the output of what fails.
 TESTLOG      = $(CURDIR)/bin/testlog
 TEST         = $(TESTLOG) test $@ -- $(GO) test -vet=off
-RACE         = CGO_ENABLED=1 $(TEST) -race
+RACE         = $(if $(SHORT),$(TEST),CGO_ENABLED=1 $(TEST) -race)
 # With TIMES=FILE, each command's target, seconds, and processor seconds (user, system) are added to this file.
 ifdef IMAGEPIN_TESTLOG
 # In make test, commands report to it.
@@ -137,9 +137,6 @@ ifneq ($(filter test-builds,$(MAKECMDGOALS)),)
 packages: | build
 endif
 ifneq ($(filter test-stages,$(MAKECMDGOALS)),)
-ifndef SHORT
-test-serve: | $(filter test-integration,$(STAGES))
-endif
 test-cluster: | $(filter test-kubelet,$(STAGES))
 endif
 
@@ -246,7 +243,7 @@ $(TESTLOG): $(wildcard tools/testlog/*.go)
 PLAIN = ^TestMemoryOf|^TestMemoryDoes|^TestFleetLock|^TestEachTruncation|^TestEachFlippedBit
 
 .PHONY: test-unit
-test-unit: decompressors ## Unit tests with the race detector
+test-unit: decompressors ## Unit tests with the race detector (SHORT=1: without)
 	$(RACE) -short -skip '$(PLAIN)' $$($(GO) list $(OURS) | grep -v /internal/gunzip$$)
 	IMAGEPIN_DECOMPRESSORS=$(abspath $(BIN))/decompressors $(TEST) ./internal/gunzip
 	$(TEST) -run '$(PLAIN)' ./pkg/imagepin/bundle ./pkg/imagepin/lock ./pkg/imagepin/apply
@@ -311,10 +308,9 @@ docs-output: build kubectl-imagepin test-binaries crash-binaries downloads kuber
 picture-trace: build test-binaries ## Pull an image and draw its trace into docs/pictures/trace-cold-pull.svg; use an idle machine
 	cd integration && $(GO) run ./tracepicture ../docs/pictures/trace-cold-pull.svg
 
-# At the end of make test fewer stages run, so more tests run at a time.
 .PHONY: test-serve
 test-serve: build test-binaries crash-binaries downloads ## The integration tests with imagepin serve in front of stock containerd
-	cd integration && IMAGEPIN_MODE=serve $(TEST) -timeout 30m -count 1 -parallel 3 -skip "$$($(GO) run ./modes)" $(SUBJECTS)
+	cd integration && IMAGEPIN_MODE=serve $(TEST) -timeout 30m -count 1 -skip "$$($(GO) run ./modes)" $(SUBJECTS)
 
 .PHONY: test-power
 test-power: build test-binaries downloads ## Cut power 40 times, with both modes; needs FUSE, loop devices and ext4
