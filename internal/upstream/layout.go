@@ -5,9 +5,12 @@ import "strings"
 // Overlayfs is the snapshotter for which the unpacker handles the whiteouts in layers that are unpacked in parallel.
 const Overlayfs = "overlayfs" // core/unpack/unpacker.go: unpack
 
+// Blockfile is the snapshotter that reads the file of the parent to make a snapshot.
+const Blockfile = "blockfile" // plugins/snapshots/blockfile/plugin/plugin.go: init
+
 // Snapshotters are those that are built into containerd: cmd/containerd/builtins. Some distributions leave some out. None of them
 // fetches layers lazily.
-var Snapshotters = []string{"blockfile", "btrfs", "devmapper", "erofs", "native", Overlayfs, "windows", "windows-lcow", "zfs"}
+var Snapshotters = []string{Blockfile, "btrfs", "devmapper", "erofs", "native", Overlayfs, "windows", "windows-lcow", "zfs"}
 
 // Exports of plugins, by which imagepin learns what it cannot ask.
 const (

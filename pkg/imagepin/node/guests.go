@@ -4,10 +4,6 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-
-	"github.com/containerd/containerd/v2/core/snapshots"
-
-	"github.com/imagepin/imagepin/pkg/imagepin/guestpull"
 )
 
 // forGuests returns the snapshotters that get no files, because the guests of all their runtime handlers pull images themselves. A
@@ -56,11 +52,3 @@ func (n *Node) isForGuests(snapshotter string) bool {
 
 // hasGuests reports whether the guests of a runtime handler pull images themselves.
 func (n *Node) hasGuests(handler string) bool { return n.active.Load().Settings.GuestPull[handler] }
-
-// unpacksInto returns the snapshotter that images are unpacked in.
-func (n *Node) unpacksInto(a *active, name string) snapshots.Snapshotter {
-	if a.guests[name] {
-		return guestpull.Snapshotter(n.watched(a, name))
-	}
-	return n.watched(a, name)
-}

@@ -17,6 +17,7 @@ import (
 	"github.com/imagepin/imagepin/internal/upstream"
 	"github.com/imagepin/imagepin/pkg/imagepin/config"
 	"github.com/imagepin/imagepin/pkg/imagepin/download"
+	"github.com/imagepin/imagepin/pkg/imagepin/guestpull"
 )
 
 // applier is one of containerd's differs. The zero value is the differ that containerd's diff service selects.
@@ -106,6 +107,18 @@ func (n *Node) unpackPlatform(a *active, name string, by applier) unpack.Platfor
 		Applier:                 by.Applier,
 		ApplyOpts:               apply,
 	}
+}
+
+// unpacksInto returns the snapshotter that images are unpacked in.
+func (n *Node) unpacksInto(a *active, name string) snapshots.Snapshotter {
+	into := n.watched(a, name)
+	switch {
+	case a.guests[name]:
+		return guestpull.Snapshotter(into)
+	case name == upstream.Blockfile:
+		return blockfile{into}
+	}
+	return into
 }
 
 // watched returns a snapshotter. It notes where the layers are that it unpacks, if they are made durable file by file.
