@@ -128,16 +128,10 @@ func (r *kubeletRig) testImageVolumes() {
 			}})
 			c.VolumeMounts = append(c.VolumeMounts, core.VolumeMount{Name: name, MountPath: "/" + name})
 			c.Args = append(c.Args, "/"+name+"/facts")
-			platform := images.HostPlatform()
-			if class == other {
-				platform = foreign
-			}
-			want = append(want, platform+",volume-"+name)
+			want = append(want, platformOf(class)+",volume-"+name)
 		}
 		r.create(p)
-		now := r.waitPod(p, "terminates", func(p *core.Pod, _ core.ContainerStatus) bool {
-			return p.Status.Phase == core.PodSucceeded || p.Status.Phase == core.PodFailed
-		})
+		now := r.waitPod(p, "terminates", terminated)
 		r.wantLog(now, 0, strings.Join(want, "\n"))
 		r.delete(p)
 	}

@@ -224,10 +224,16 @@ func (r *kubeletRig) delete(p *core.Pod) {
 
 // line returns the line that a container of a class prints.
 func line(class string, opts images.Options, uid int) string {
-	if class == other {
-		opts.Platform = foreign
-	}
+	opts.Platform = platformOf(class)
 	return opts.Line(uid)
+}
+
+// platformOf returns the platform of a class.
+func platformOf(class string) string {
+	if class == other {
+		return foreign
+	}
+	return images.HostPlatform()
 }
 
 func title(class string) string {

@@ -79,6 +79,14 @@ func hideHost(dir string) error {
 			return fmt.Errorf("%s: %w", path, err)
 		}
 	}
+	// The kernel refuses proc to a pod in a user namespace if there is none without mounts over its files.
+	whole := filepath.Join(dir, "proc")
+	if err := os.Mkdir(whole, 0o755); err != nil {
+		return err
+	}
+	if err := syscall.Mount("proc", whole, "proc", 0, ""); err != nil {
+		return fmt.Errorf("%s: %w", whole, err)
+	}
 	for _, path := range []string{"/var/lib", "/var/log"} {
 		d := filepath.Join(dir, path)
 		if err := os.MkdirAll(d, 0o755); err != nil {
