@@ -41,6 +41,7 @@ func TestFeatures(t *testing.T) {
 					test func(*kubeletRig)
 				}{
 					{"userns", (*kubeletRig).testUserNamespaces},
+					{"subpaths", (*kubeletRig).testSubPaths},
 				} {
 					t.Run(c.name, func(t *testing.T) {
 						t.Parallel()
