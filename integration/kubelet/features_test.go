@@ -15,6 +15,7 @@ import (
 // features gives pods a network namespace, which other tests do not: a pod in a user namespace cannot use the node's network.
 const features = policy + `
 [plugins."io.containerd.cri.v1.runtime"]
+  enable_selinux = false
   netns_mounts_under_state_dir = true
   [plugins."io.containerd.cri.v1.runtime".cni]
     use_internal_loopback = true
@@ -49,6 +50,9 @@ func TestFeatures(t *testing.T) {
 					})
 				}
 			})
+			if !t.Failed() {
+				t.Run("selinux", func(t *testing.T) { r.in(t).testSELinux() })
+			}
 		})
 	}
 }
