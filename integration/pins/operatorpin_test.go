@@ -97,6 +97,29 @@ func TestPinToAManifest(t *testing.T) {
 	wantPins(r, single, map[string]string{"node": manifest})
 }
 
+// TestRemovePins removes the pins of several references: an error for one does not keep the others, nor those of other scopes.
+func TestRemovePins(t *testing.T) {
+	t.Parallel()
+	r := testkit.NewRig(t, node.Options{NoPods: true})
+	const workload = "workload/shop/pod-template-hash=7d4b9c"
+	one, two, unknown := r.Reg.Ref("one:v1"), r.Reg.Ref("two:v1"), r.Reg.Ref("nowhere:v1")
+	digests := map[string]string{one: r.Version("one:v1", "one"), two: r.Version("two:v1", "two")}
+	for ref, d := range digests {
+		for _, scope := range []string{"node", workload} {
+			r.WantOperator(0, []string{"pin", "set", ref, d, "--scope", scope})
+		}
+	}
+	r.WantOperator(1, []string{"pin", "rm", one, unknown, two},
+		"Unpinned "+one+" (scope node", "Unpinned "+two+" (scope node", "UnknownPin: "+unknown, "1 pin in other scopes, unchanged: "+workload)
+	for ref, d := range digests {
+		wantPins(r, ref, map[string]string{workload: d})
+	}
+	r.WantOperator(0, []string{"pin", "rm", one, two, "--scope", workload}, "Unpinned "+one+" (scope "+workload, "Unpinned "+two+" (scope "+workload)
+	for ref := range digests {
+		wantPins(r, ref, map[string]string{})
+	}
+}
+
 // TestShortDigests runs commands with the digests that the tables of other commands print.
 func TestShortDigests(t *testing.T) {
 	t.Parallel()

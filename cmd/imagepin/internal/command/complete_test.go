@@ -73,6 +73,7 @@ func TestComplete(t *testing.T) {
 		"inspect registry.example.com/shop/app:": {appRef},
 		"inspect nginx:":                         {"nginx:1.29"},
 		"inspect " + appRef + " ":                nil,
+		"pin rm " + appRef + " nginx:":           {"nginx:1.29"},
 		"inspect -- -":                           nil,
 		"pin set registry.example.com/shop/app:v": {appRef},
 		"ev":                               {"events"},

@@ -2,6 +2,7 @@ package command
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 
@@ -206,19 +207,22 @@ func (a *app) pinUndo(ctx context.Context, cmd *cli.Command) error {
 	return err
 }
 
-const pinRemoveDescription = `Removes a pin. From the next pull on, the tag follows the registry again. If
-version_consistency applies to the reference, that pull makes a new pin.
+const pinRemoveDescription = `Removes pins. From the next pull on, the tags follow the registry again. If
+version_consistency applies to a reference, that pull makes a new pin.
+
+If a pin cannot be removed, the others are, and the exit code is 1. -o json prints
+one object for each pin.
 
 Examples:
-  imagepin pin rm docker.io/library/nginx:1.29
+  imagepin pin rm docker.io/library/nginx:1.29 docker.io/library/redis:8
   imagepin pin rm shop:v7 --scope workload/shop/pod-template-hash=7d4b9c`
 
 func (a *app) pinRemoveCommand() *cli.Command {
 	return &cli.Command{
 		Name:        "rm",
 		Aliases:     []string{"remove", "unpin"},
-		Usage:       "Remove a pin: the tag follows the registry again",
-		ArgsUsage:   "REF",
+		Usage:       "Remove pins: the tags follow the registry again",
+		ArgsUsage:   "REF...",
 		Description: pinRemoveDescription,
 		Flags:       []cli.Flag{scopeFlag(scopeNode, "")},
 		Action:      a.pinRemove,
@@ -226,14 +230,35 @@ func (a *app) pinRemoveCommand() *cli.Command {
 }
 
 func (a *app) pinRemove(ctx context.Context, cmd *cli.Command) error {
-	args, err := arguments(cmd, "REF")
+	refs, err := references(cmd)
 	if err != nil {
 		return err
 	}
-	_, err = show(ctx, a, cmd, api.ControlClient.RemovePin, &api.RemovePinRequest{Scope: cmd.String("scope"), Ref: args[0]}, func(_ style, r *api.RemovePinResponse) error {
-		p := r.GetPin()
-		fmt.Fprintf(a.Out, "Unpinned %s (scope %s, was %s)\n", p.GetRef(), p.GetScope(), p.GetRoot().GetDigest())
-		return a.printOtherScopes(r.GetOthers(), r.GetOtherScopes())
+	var removed []*api.RemovePinResponse
+	failed, err := a.callEach(ctx, cmd, refs, func(ctx context.Context, c api.ControlClient, ref string) error {
+		r, err := c.RemovePin(ctx, &api.RemovePinRequest{Scope: cmd.String("scope"), Ref: ref})
+		if err == nil {
+			removed = append(removed, r)
+		}
+		return err
 	})
-	return err
+	return errors.Join(append(failed, a.printRemovedPins(cmd, removed), err)...)
+}
+
+func (a *app) printRemovedPins(cmd *cli.Command, removed []*api.RemovePinResponse) error {
+	for i, r := range removed {
+		if i > 0 && cmd.String("output") == outputYAML {
+			fmt.Fprintln(a.Out, "---")
+		}
+		if err := a.print(cmd, r, func() error { return a.printRemovedPin(r) }); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (a *app) printRemovedPin(r *api.RemovePinResponse) error {
+	p := r.GetPin()
+	fmt.Fprintf(a.Out, "Unpinned %s (scope %s, was %s)\n", p.GetRef(), p.GetScope(), p.GetRoot().GetDigest())
+	return a.printOtherScopes(r.GetOthers(), r.GetOtherScopes())
 }

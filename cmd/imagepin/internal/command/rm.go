@@ -43,19 +43,37 @@ func (a *app) removeCommand() *cli.Command {
 }
 
 func (a *app) remove(ctx context.Context, cmd *cli.Command) error {
-	refs := cmd.Args().Slice()
-	if len(refs) == 0 {
-		_, err := arguments(cmd, "REF...")
+	refs, err := references(cmd)
+	if err != nil {
 		return err
 	}
 	removed := &api.RemoveImageResponse{}
-	var failed []error
-	err := a.call(ctx, cmd, func(ctx context.Context, c api.ControlClient) error {
+	failed, err := a.callEach(ctx, cmd, refs, func(ctx context.Context, c api.ControlClient, ref string) error {
+		r, err := c.RemoveImage(ctx, &api.RemoveImageRequest{Ref: ref, Handler: cmd.String("handler")})
+		proto.Merge(removed, r)
+		return err
+	})
+	if len(removed.GetRemoved()) > 0 || err == nil && len(failed) == 0 {
+		failed = append(failed, a.print(cmd, removed, func() error { return a.printRemoved(a.style(cmd), removed) }))
+	}
+	return errors.Join(append(failed, err)...)
+}
+
+// references returns the arguments of a command that takes one reference or more.
+func references(cmd *cli.Command) ([]string, error) {
+	if cmd.NArg() > 0 {
+		return cmd.Args().Slice(), nil
+	}
+	return arguments(cmd, "REF...")
+}
+
+// callEach calls do for each reference. If it fails for one of several, it continues with the next, and failed has the
+// errors. err is that of a call that says nothing about its reference, and ends this; or that of the only reference.
+func (a *app) callEach(ctx context.Context, cmd *cli.Command, refs []string, do func(ctx context.Context, c api.ControlClient, ref string) error) (failed []error, err error) {
+	err = a.call(ctx, cmd, func(ctx context.Context, c api.ControlClient) error {
 		for _, ref := range refs {
-			r, err := c.RemoveImage(ctx, &api.RemoveImageRequest{Ref: ref, Handler: cmd.String("handler")})
-			switch {
+			switch err := do(ctx, c, ref); {
 			case err == nil:
-				proto.Merge(removed, r)
 			case ctx.Err() != nil, len(refs) == 1, unreachable(err):
 				return err
 			default:
@@ -64,10 +82,7 @@ func (a *app) remove(ctx context.Context, cmd *cli.Command) error {
 		}
 		return nil
 	})
-	if len(removed.GetRemoved()) > 0 || err == nil && len(failed) == 0 {
-		failed = append(failed, a.print(cmd, removed, func() error { return a.printRemoved(a.style(cmd), removed) }))
-	}
-	return errors.Join(append(failed, err)...)
+	return failed, err
 }
 
 // unreachable reports whether an error is about the control service, so that calls for other references fail too.
