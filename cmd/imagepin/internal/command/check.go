@@ -100,7 +100,7 @@ func countFindings(r *api.CheckResponse) (n findingCounts) {
 
 func (a *app) printCheck(r *api.CheckResponse, repair bool) error {
 	for _, f := range r.GetFindings() {
-		fmt.Fprintln(a.Out, f.GetSubject())
+		fmt.Fprintln(a.Out, printable(f.GetSubject()))
 		if err := block(a.Out, "  ", findingFields(f, repair)...); err != nil {
 			return err
 		}

@@ -50,7 +50,7 @@ func (a *app) run(ctx context.Context, args []string) int {
 	err := a.root().Run(ctx, dashLast(args))
 	var exit exitError
 	if err != nil && !errors.As(err, &exit) {
-		fmt.Fprintln(a.Err, "imagepin:", err)
+		fmt.Fprintln(a.Err, "imagepin:", printableLines(err.Error()))
 	}
 	return exitCode(err)
 }

@@ -71,7 +71,7 @@ func diffText(s style, r *api.DiffResponse) *bytes.Buffer {
 	)
 	omitted := false
 	for _, p := range r.GetPlatforms() {
-		fmt.Fprintf(out, "\n%s: %s\n", p.GetPlatform(), platformText(s, p))
+		fmt.Fprintf(out, "\n%s: %s\n", printable(p.GetPlatform()), printable(platformText(s, p)))
 		omitted = omitted || !p.GetCompared()
 		// All that is in an added or removed image has been added or removed.
 		if p.GetCompared() && p.GetChange() == "changed" {
@@ -145,14 +145,4 @@ func configLine(mark, title, value string) string {
 		return line
 	}
 	return line + ": " + printable(value)
-}
-
-// printable replaces the characters of a text that move the cursor or change the terminal.
-func printable(s string) string {
-	return strings.Map(func(r rune) rune {
-		if r < ' ' || r >= 0x7f && r < 0xa0 {
-			return '�'
-		}
-		return r
-	}, s)
 }

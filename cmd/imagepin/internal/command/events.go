@@ -64,7 +64,7 @@ func (a *app) printEvent(cmd *cli.Command, e *api.Event) error {
 	}
 	format := cmd.String("output")
 	if printsText(cmd) {
-		_, err := fmt.Fprintln(a.Out, eventLine(a.style(cmd), e))
+		_, err := fmt.Fprintln(a.Out, printable(eventLine(a.style(cmd), e)))
 		return err
 	}
 	object, err := marshal(e)

@@ -23,6 +23,9 @@ func (t *imageTable) print(rows [][]string) error {
 		}
 		t.widths = make([]int, len(rows[0]))
 	}
+	for i, row := range rows {
+		rows[i] = mapped(row, printable)
+	}
 	for _, row := range rows {
 		for i, cell := range row {
 			t.widths[i] = max(t.widths[i], utf8.RuneCountInString(cell))

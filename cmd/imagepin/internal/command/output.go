@@ -27,9 +27,8 @@ const (
 // table prints rows in columns.
 func table(w io.Writer, header []string, rows [][]string) error {
 	tw := tabwriter.NewWriter(w, 0, 8, 2, ' ', 0)
-	fmt.Fprintln(tw, strings.Join(header, "\t"))
-	for _, row := range rows {
-		fmt.Fprintln(tw, strings.Join(row, "\t"))
+	for _, row := range append([][]string{header}, rows...) {
+		fmt.Fprintln(tw, strings.Join(mapped(row, printable), "\t"))
 	}
 	return tw.Flush()
 }
@@ -62,7 +61,7 @@ func block(w io.Writer, indent string, fields ...field) error {
 	tw := tabwriter.NewWriter(w, 0, 8, 2, ' ', 0)
 	for _, f := range fields {
 		if f.value != "" {
-			fmt.Fprintf(tw, "%s%s:\t%s\n", indent, f.name, f.value)
+			fmt.Fprintf(tw, "%s%s:\t%s\n", indent, f.name, printable(f.value))
 		}
 	}
 	return tw.Flush()
@@ -172,7 +171,7 @@ func targetName(t *api.Target) string {
 	if t == nil {
 		return none
 	}
-	return t.GetPlatform() + " on " + t.GetSnapshotter()
+	return printable(t.GetPlatform() + " on " + t.GetSnapshotter())
 }
 
 // descriptor returns "" if there is none.
@@ -215,6 +214,22 @@ func ruleText(r *api.Rule) string {
 		s += ", verify run"
 	}
 	return s
+}
+
+// printable replaces the characters of a text that move the cursor or change the terminal. Names of images and snapshots, the
+// configuration of an image, and what a registry answers can have any characters.
+func printable(s string) string { return withoutControls(s, "") }
+
+// printableLines is [printable] for a text of several lines.
+func printableLines(s string) string { return withoutControls(s, "\n") }
+
+func withoutControls(s, except string) string {
+	return strings.Map(func(r rune) rune {
+		if (r < ' ' || r >= 0x7f && r < 0xa0) && !strings.ContainsRune(except, r) {
+			return '\uFFFD'
+		}
+		return r
+	}, s)
 }
 
 // firstLine removes the second line of an error, which is a hint, for places with room for one line only.

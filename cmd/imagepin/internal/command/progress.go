@@ -92,9 +92,9 @@ func (b *blob) part() float64 {
 // headline describes the last event. Some events of an image contain its name.
 func (b *blob) headline() string {
 	if strings.Contains(b.event, b.name) {
-		return b.event
+		return printable(b.event)
 	}
-	return b.name + ": " + b.event
+	return printable(b.name + ": " + b.event)
 }
 
 // blobs has the blobs of a pull in the order of their first event, and the image as a whole.

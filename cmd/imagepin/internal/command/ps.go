@@ -94,7 +94,7 @@ func (a *app) printContainers(s style, containers []*api.Container, wide bool) e
 	for _, c := range containers {
 		if text := c.GetError(); text != "" && !printed[text] {
 			printed[text] = true
-			fmt.Fprintf(a.Err, "imagepin: cannot find the pin of %s: %s\n", c.GetRef(), text)
+			fmt.Fprintf(a.Err, "imagepin: cannot find the pin of %s: %s\n", c.GetRef(), printableLines(text))
 		}
 	}
 	header := []string{"POD", "CONTAINER", "IMAGE", "HANDLER", "DIGEST", "PINNED TO", "DIFFERS", "SINCE"}

@@ -170,7 +170,7 @@ func (a *app) warnFallback(r *api.PullResult) error {
 		return nil
 	}
 	_, err := fmt.Fprintf(a.Err, "imagepin: warning: the registry did not resolve %s, the image on the node is used: %s\n",
-		r.GetKey().GetRef(), r.GetFallback())
+		r.GetKey().GetRef(), printableLines(r.GetFallback()))
 	return err
 }
 
@@ -180,7 +180,7 @@ func (a *app) warnPlatform(r *api.PullResult) error {
 		return nil
 	}
 	_, err := fmt.Fprintf(a.Err, "imagepin: warning: %s is an image for %s, not for %s: it does not run here without emulation\n",
-		r.GetKey().GetRef(), r.GetOtherPlatform(), r.GetKey().GetTarget().GetPlatform())
+		r.GetKey().GetRef(), printable(r.GetOtherPlatform()), printable(r.GetKey().GetTarget().GetPlatform()))
 	return err
 }
 

@@ -229,7 +229,7 @@ func problemsText(out *bytes.Buffer, problems []*api.Problem) {
 			if i == 0 {
 				indent = "  "
 			}
-			fmt.Fprintf(out, "%s%s\n", indent, line)
+			fmt.Fprintf(out, "%s%s\n", indent, printable(line))
 		}
 	}
 }

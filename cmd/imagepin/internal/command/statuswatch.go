@@ -57,7 +57,7 @@ type statusWatch struct {
 
 // update takes the next state, and returns what has changed, one line each.
 func (w *statusWatch) update(st *api.StatusResponse) []string {
-	changes := mapped(statusChanges(w.last, st), func(line string) string { return stamp(st.GetAt()) + " " + line })
+	changes := mapped(statusChanges(w.last, st), func(line string) string { return stamp(st.GetAt()) + " " + printableLines(line) })
 	w.last, w.at = st, w.now()
 	return changes
 }
