@@ -19,17 +19,14 @@ import (
 const applyDescription = `Applies a lock or a bundle to the node. It verifies all of it, imports or pulls
 the images that the targets of the node need, and then pins all references of the
 lock in one step. If it fails or is interrupted before that step, the node keeps
-the lock that it had. The images of the lock, and of the lock before it, are
-retained. "imagepin rollback" goes back to the lock before.
+the lock that it had. "imagepin rollback" goes back to the lock before.
 
---handler is remembered with the lock: the next locks, also those of the drop
-directories, are applied for the same runtime handlers, until --all-handlers.
+The node remembers --handler with the lock: it applies the next locks, also those of
+the drop directories, for the same runtime handlers, until --all-handlers.
 
 A bundle must be a file on the node. "-" reads a lock from standard input.
 Without an argument, the drop directories are applied, as at the start of the
-node: locks_directory and bundles_directory in the configuration.
-
-For a lock, the images are pulled from their registries.` + credentialHelp + `
+node: locks_directory and bundles_directory in the configuration.` + credentialHelp + `
 
 --cancel ends the apply that is running, also one that was detached or that
 applies the drop directories, and waits for its end.

@@ -25,14 +25,11 @@ file is an OCI image layout in a tar archive, with the lock in it. A file name
 that ends in .tar.zst selects compression, one that ends in .tar does not. "-"
 as LOCK is standard input. The command needs neither containerd nor root.
 
-Every index and manifest is as published. With --platform, the bundle has only
-the manifests for these platforms, which it lists as absent. With --since, it
-omits layers that the images of an earlier lock have: only a node that has
-these images can use it.
+Every index and manifest is as published. With --since, only a node that has the
+images of the earlier lock can use the bundle.
 
 The command writes to FILE.partial and renames it at the end. After an
-interruption, the same command checks what is in it and continues, also within
-a layer. Equal arguments give equal bytes.
+interruption, the same command continues. Equal arguments give equal bytes.
 
 Credentials are those of docker's configuration.
 

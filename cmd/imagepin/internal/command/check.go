@@ -14,16 +14,14 @@ const checkDescription = `Compares the records of images and pins with the conte
 on the node. It lists the differences, and the images of other tools that could
 not be adopted, which are not differences. With --repair it repairs the
 differences and lists the repairs: it unpacks or fetches again, or repairs records
-and labels. If none of these is possible now, the key stays "damaged": pods cannot
-use the image, and the node tries again in the background. A key is dropped only
-if its registry no longer has the image and no pin needs it.
+and labels. An image for which none of these is possible now stays "damaged": pods
+cannot use it, and the node tries again in the background. It is dropped only if its
+registry no longer has it and no pin needs it.
 
 By default, a check verifies that the files of content exist and have the right
 size. With --deep it also reads all content and compares it with its digests, and
 compares all files of snapshots with the layers of their images. An image whose
-layers are not on the node is "unverified": nothing is known about its files. This
-takes as long as the disk needs: --rate limits it, and it can be interrupted at
-any time.
+layers are not on the node is "unverified". You can interrupt a check.
 
 Damaged files are replaced below exited containers. Where that cannot be,
 --remove-exited removes these containers and stopped sandboxes, and lists them.

@@ -69,10 +69,9 @@ func dashLast(args []string) []string {
 	return args
 }
 
-const rootDescription = `imagepin pins image references to digests on this node, and keeps one image for
-each platform and snapshotter that pods need. This command calls the imagepin
-plugin over containerd's socket, or "imagepin serve" over its own socket
-(--address).
+const rootDescription = `imagepin keeps one image for each platform and snapshotter that pods need, and pins
+tags to digests, if version_consistency or "imagepin pin set" says so. This command
+calls imagepin over containerd's socket, or that of "imagepin serve" (--address).
 
 List images, and show which digest a tag is pinned to:
   imagepin images

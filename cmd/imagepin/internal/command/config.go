@@ -199,11 +199,11 @@ func (c *config) verdict(s imagepinconfig.Settings) string {
 	return validity(s, "containerd")
 }
 
-const configDefaultDescription = `Prints imagepin's section of containerd's configuration with all keys and their
-defaults. All keys are optional. docs/configuration.md describes them.
+const configDefaultDescription = `Prints imagepin's section of containerd's configuration with the default of each
+setting. All are optional. docs/configuration.md describes them.
 
 With --serve, prints the configuration of imagepin serve (docs/standalone.md).
-Leave out a key that the running containerd reports, or set it to the same value
+Leave out a setting that the running containerd reports, or set it to the same value
 as there.
 
 Examples:
@@ -213,7 +213,7 @@ Examples:
 func (a *app) configDefaultCommand() *cli.Command {
 	return &cli.Command{
 		Name:        "default",
-		Usage:       "Print all keys with their defaults",
+		Usage:       "Print the default of each setting",
 		Description: configDefaultDescription,
 		Flags:       []cli.Flag{serveFlag()},
 		Action:      noArguments(a.configDefault),

@@ -18,10 +18,9 @@ import (
 // credentialHelp is part of the description of every command that sends requests to a registry.
 const credentialHelp = `
 
-With --user, requests to the registry use this user and a password that is read
-from the terminal, or from standard input with --password-stdin. A password on
-the command line (name:password) is visible to everyone who can list processes.
-Without --user, the node's own credentials are used, if there are any.`
+With --user, requests to the registry use this user and a password from the terminal,
+or with --password-stdin from standard input; otherwise the node's own credentials.
+A password on the command line is visible to everyone who can list processes.`
 
 func credentialFlags() []cli.Flag {
 	return []cli.Flag{

@@ -30,8 +30,8 @@ not count.
 A snapshotter that does not answer within two seconds is listed with an error, and
 its snapshots do not count.
 
-"-o wide" adds the image ID, which is the digest of the configuration of the image,
-and the size in each snapshotter.
+"-o wide" adds IMAGE ID, the digest of the configuration, and the size in each
+snapshotter.
 
 Exit code:
   0  all snapshotters answered

@@ -18,15 +18,12 @@ scope of the pin that holds the reference at DIGEST. "node at 5f1e2d4a8b90" is a
 pin at another digest, as after "imagepin pin undo": the next pull uses that. Pods
 cannot use an image that is "damaged" (see imagepin check), wait for one that is
 "comparing" after a boot, and no runtime handler has the target of one that is
-"unused". "-o wide" adds the target, MANIFEST, IMAGE ID, and when the image was
-pulled.
+"unused". "-o wide" adds the target, MANIFEST, IMAGE ID, and when it was pulled.
 
 ` + digestHelp + `
 
-A reference by digest is listed only if no tag has its image for the target.
-With --all, or as JSON or YAML, all references are listed.
-
-With --watch, a line is added for each image that is added, modified or deleted.
+A reference by digest is listed only if no tag has its image for the target, or
+with --all, or as JSON or YAML.
 
 Examples:
   imagepin images

@@ -19,10 +19,9 @@ import (
 const lockStatusDescription = `Compares the lock of the node with its images and its running containers. STATE
 is "running", "ready", or "missing" if the image is not ready for a target. It
 also lists the digests of images that the lock does not name, and containers that
-run another digest than the lock has for their reference: LOCKED and RUNS are
-digests. Where the node does not know a digest, it is "image" with an IMAGE ID.
-
-` + digestHelp + `
+run another digest than the lock has for their reference. DIGEST, LOCKED and RUNS
+are as the registry returns them for a tag; where the node does not know it, RUNS is
+"image" with an IMAGE ID.
 
 Exit code:
   0   all images of the lock are ready, and no container runs another digest, or

@@ -68,9 +68,8 @@ func block(w io.Writer, indent string, fields ...field) error {
 }
 
 // digestHelp is in the help of each command with a table of digests.
-const digestHelp = `DIGEST is what the registry returns for a tag, usually the digest of an index: pins
-hold it, and commands accept its 12 digits. MANIFEST is the digest of one platform
-in it, and IMAGE ID that of the configuration of the image.`
+const digestHelp = `DIGEST is what the registry returns for a tag, usually that of an index; MANIFEST
+is the digest of one platform in it, and IMAGE ID that of the configuration.`
 
 // style is the format of references, digests and times in a table.
 type style struct {

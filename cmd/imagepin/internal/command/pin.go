@@ -12,12 +12,11 @@ import (
 	api "github.com/imagepin/imagepin/api/imagepin/v1"
 )
 
-const pinDescription = `A pin holds a tag at a digest, even if the tag moves in the registry. The first
-use of a reference makes a pin if version_consistency is configured. "imagepin
-pin set" makes or moves a pin. A pin applies to the node, or to one revision of
-a workload: scope workload/<namespace>/<label>=<value>, or with the Kubernetes
-API workload/<namespace>/<kind>/<name>/<uid>[/<revision>]. MADE BY "cluster" is a
-copy of an ImagePin, with the node that created it: kubectl imagepin changes it.
+const pinDescription = `A pin fixes a tag to a digest for the pods of a scope. The first use of the tag makes
+it, with version_consistency "node" or "workload", or "imagepin pin set". SCOPE is
+"node" for all pods, "workload/…" for those of one revision, or "lock" for the lock
+of the node. MADE BY "cluster" is a copy of an ImagePin, with the node that created
+it: kubectl imagepin changes it.
 
 Examples:
   imagepin pin ls
@@ -33,17 +32,12 @@ func (a *app) pinCommand() *cli.Command {
 	})
 }
 
-const pinListDescription = `Lists the pins of the node. DRIFT is the digest that the tag last had in the
-registry, if it is not the pinned digest. LOOKED UP is when the registry was
-asked last since the start: by a pull, by --check, or in the background with
-lookup_interval. "gone" means that it no longer has the pinned digest, "no
-access" that it does not accept the node's credentials, "no answer" that it was
-not available.
-
-` + digestHelp + `
-
-With --check, it first looks up the pins that it lists, with the node's
-credentials.
+const pinListDescription = `Lists the pins of the node. DIGEST is as the registry returned it for the tag. DRIFT
+is the digest that the tag last had, if it is not the pinned one. LOOKED UP is when
+the registry was last asked since the start: by a pull, by --check with the node's
+credentials, or in the background with lookup_interval. "gone" means that it no
+longer has the pinned digest, "no access" that it does not accept the credentials,
+"no answer" that it was not available.
 
 Exit code:
   0   success
@@ -104,12 +98,10 @@ func madeBy(p *api.Pin) string {
 	return p.GetMadeBy()
 }
 
-const pinSetDescription = `Pins a tag to a digest, from the next pull or container on. The digest must be
-the one that the registry returns for a tag (imagepin inspect shows it): for an
-image with several platforms this is the digest of the index. The digest of one
-platform's manifest is rejected if the index is known, because the pin would break
-other platforms; --force allows it. DIGEST can be the 12 digits that tables print,
-if the node knows the digest. Running containers are not affected.
+const pinSetDescription = `Pins a tag to a digest, from the next pull or container on. Running containers are
+not affected. DIGEST is the one that "imagepin images" shows, whole or its 12 digits:
+what the registry returns for a tag. MANIFEST, of one platform, is rejected if its
+index is known, because the pin would break other platforms; --force allows it.
 
 Examples:
   imagepin pin set docker.io/library/nginx:1.29 sha256:5f1…
@@ -178,8 +170,7 @@ func (a *app) printOtherScopes(n int64, first []string) error {
 }
 
 const pinUndoDescription = `Moves a pin back to the digest that it had before its last change, as "imagepin
-pin set" does: the pin then does not expire. It keeps whether it retains its
-content. A second undo returns to the current digest, as with kubectl rollout
+pin set" does. A second undo returns to the current digest, as with kubectl rollout
 undo. "imagepin inspect" shows the history of a pin. Running containers are not
 affected.
 

@@ -11,22 +11,17 @@ import (
 	api "github.com/imagepin/imagepin/api/imagepin/v1"
 )
 
-const psDescription = `Lists the running containers and their image volumes, with the digest that each
-runs and the digest that its pin means now. DIFFERS is "yes" if a container runs
-another image than its pin means, as after "imagepin refresh" or "imagepin pin set":
-restart its pod to run the pinned digest. SINCE is when the pin moved, or when the
-container was created if that was later. An index with another digest that has the
-same image for the container's platform does not differ. DIFFERS is "unknown" if
-the node no longer knows the digest that a container runs, or which pin applies,
-and "-" without a pin. A container names its image volume after a colon.
-
-The pins are those that a new container of the pod would use: of the lock, the
-cluster or the node. No request is sent to a registry.
+const psDescription = `Lists the running containers and their image volumes (CONTAINER:PATH). DIGEST is
+what a container runs, PINNED TO what a new container of the pod would run by its
+pin. DIFFERS is "yes" if these are different images, as after "imagepin refresh":
+restart the pod to run the pinned digest. It is "unknown" if the node no longer
+knows the digest that a container runs, or which pin applies, and "-" without a
+pin. SINCE is when the pin moved, or when the container was created if that was
+later. No request is sent to a registry.
 
 ` + digestHelp + `
 
-"-o wide" adds the scope of the pin, what made it, the image ID and the container
-ID.
+"-o wide" adds the scope of the pin, what made it, IMAGE ID and the container ID.
 
 Exit code:
   0   no listed container differs

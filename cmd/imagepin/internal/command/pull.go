@@ -22,10 +22,8 @@ If the registry is not available and pull_behavior allows it, the image on the
 node is used. The command prints a warning with the reason to standard error, and
 the exit code is 0. With -o json, "fallback" has the reason.
 
-On a terminal, progress is one bar for each blob, otherwise one line for each
-event. With -o json, yaml or go-template, progress goes to standard error and
-the result to standard output. With --quiet there is no progress, and the result
-is the reference with its digest.
+On a terminal, progress is one bar for each blob, otherwise one line for each event.
+With -o json, yaml, jsonpath or go-template, it goes to standard error.
 
 Examples:
   imagepin pull docker.io/library/nginx:1.29

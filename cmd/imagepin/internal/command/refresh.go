@@ -11,9 +11,8 @@ import (
 
 const refreshDescription = `Resolves a tag at the registry, pulls the current digest for every platform and
 snapshotter that has the tag, and moves the tag's pins to that digest. Running
-containers are not affected. BEFORE and AFTER are digests.
-
-` + digestHelp + `
+containers are not affected. BEFORE and AFTER are digests as the registry returns
+them for a tag.
 
 With --drifted, it refreshes every pin of this node whose tag has moved, as
 "imagepin pin ls" shows them. Copies of ImagePins of the cluster are not changed.

@@ -18,9 +18,7 @@ as crictl rmi does. An image that a container uses is not removed. Pins stay: th
 next pull of a pinned reference fetches the same digest. To remove a pin of the
 node, use "imagepin pin rm", and for one of the cluster "kubectl imagepin rm".
 
-If an image cannot be removed, the others are, and the exit code is 1. With
---handler, images are removed only for the platform and the snapshotter of that
-runtime handler.
+If an image cannot be removed, the others are, and the exit code is 1.
 
 Examples:
   imagepin rm docker.io/library/nginx:1.29 docker.io/library/redis:8
@@ -35,7 +33,7 @@ func (a *app) removeCommand() *cli.Command {
 		ArgsUsage:   "REF...",
 		Description: removeDescription,
 		Flags: []cli.Flag{
-			&cli.StringFlag{Name: "handler", Usage: "remove them only for runtime `HANDLER`; empty means all"},
+			&cli.StringFlag{Name: "handler", Usage: "remove them only for the platform and snapshotter of runtime `HANDLER`"},
 			noTruncFlag(),
 		},
 		Action: a.remove,

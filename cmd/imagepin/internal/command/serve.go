@@ -21,7 +21,7 @@ images are forwarded to containerd.
 
 If containerd is not running or stops, imagepin waits for it. imagepin takes its
 settings from the running containerd where containerd reports them, and otherwise
-from the file: "imagepin config default --serve" prints all keys.
+from the file: "imagepin config default --serve" prints them.
 
 Signals:
   SIGHUP   reload the file; an invalid file changes nothing

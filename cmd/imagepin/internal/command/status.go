@@ -17,9 +17,8 @@ import (
 const statusDescription = `Shows the state of the node on one screen: versions, targets and whether their
 snapshotters answer, images, pins, pulls in progress, and what is wrong.
 
-"received" is what a pull has read from registries, of what it fetches, with
-its rate over the last 10 seconds, the time that is left, and what it waits for.
-A repair makes an image ready again whose content or snapshot was lost.
+A pull is shown with what it has received, the rate over the last 10 seconds, the
+time that is left, and what it waits for.
 
 With --watch it shows the state again every second until it is interrupted. If
 the output is not a terminal, it prints one line for each change.
