@@ -50,7 +50,7 @@ func (e *env) explain() *cobra.Command {
 
 			It also looks up the current digest of the tag of each ImagePin, from where you run it, with the credentials of
 			your Docker configuration, and waits at most 5 seconds for registries. A tag that cannot be resolved is shown as
-			unknown, with the reason. That is no error. With --resolve=false, it sends no requests to registries.`),
+			unknown, with the reason.`),
 		Example: templates.Examples(`
 			# Explain the images of a pod
 			kubectl imagepin explain web-7d4b9c-x8x2b

@@ -48,9 +48,9 @@ func (e *env) protect() *cobra.Command {
 			CronJobs name, gets a tag of its own in its repository: imagepin-CLUSTER-DIGEST, with the first digits of a hash
 			of the cluster and of the digest. It reads all namespaces. Run it periodically.
 
-			A tag goes when nothing has needed its digest for the grace time: it deletes the tag, never a digest, and only if
-			the tag still means the digest. Where a registry cannot delete a tag, or deletes the manifest with it, the tag is
-			kept. The ConfigMap imagepin-protect in the namespace kube-system has the tags, and since when each is not needed.
+			It deletes a tag when nothing has needed its digest for the grace time, never a digest. Where a registry cannot
+			delete a tag, or deletes the manifest with it, the tag is kept. The ConfigMap imagepin-protect in the namespace
+			kube-system has the tags, and since when each is not needed.
 
 			It pushes with the credentials of your Docker configuration, and reads no pull secrets.
 

@@ -37,15 +37,14 @@ func (e *env) refresh() *cobra.Command {
 			containers keep theirs. If a tag cannot be resolved, its workload is not changed, but others are.
 
 			With --restart, it moves nothing. It restarts the rollout of a Deployment, StatefulSet or DaemonSet, as
-			"kubectl rollout restart" does, if the digest of a tag in its pod template has changed, and only then. Ephemeral
-			and injected containers do not count. The new revision resolves its tags again, and "kubectl rollout undo" returns to
-			the digests of the old one. The containers need the pull policy Always: with another one, a new revision can run the
-			image that its node has. If all nodes that run the workload have the setting new_revision = "resolve" for its images,
-			use --new-revision=resolve: it also allows IfNotPresent. The settings of nodes are not checked.
+			"kubectl rollout restart" does, if the digest of a tag in its pod template has changed. The new revision resolves
+			its tags again, and "kubectl rollout undo" returns to the digests of the old one. The containers need the pull
+			policy Always, or IfNotPresent with --new-revision=resolve, if all nodes that run the workload have the setting
+			new_revision = "resolve" for its images. The settings of nodes are not checked.
 
 			With --annotated, it refreshes all Deployments, StatefulSets and DaemonSets whose own annotation
-			imagepin.io/follow-tags is "true". With --restart too, it skips workloads that it cannot compare yet, and those that
-			were restarted for the same digest before or rolled back from it: they restart when the tag moves again.
+			imagepin.io/follow-tags is "true". With --restart too, it skips those that were restarted for the same digest
+			before, or rolled back from it.
 
 			It resolves tags with the credentials of your Docker configuration. If you have no access to the registry,
 			use "kubectl imagepin rm": then the node that creates the next container resolves the tag.`),

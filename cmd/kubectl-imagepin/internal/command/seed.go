@@ -46,10 +46,9 @@ func (e *env) seed() *cobra.Command {
 			pods: with replicas 0, for a Job with suspend, for an update of a StatefulSet or DaemonSet with the update
 			strategy OnDelete. A paused Deployment does not get a revision. For other rollouts, nodes can claim first.
 
-			It never changes an ImagePin with another digest, which a node that was first or a person has created, and shows
-			it as a conflict. With --force, it moves it. After at most "recheck" (a setting of nodes, 1 minute by default),
-			each container that a node creates runs the digest of the lock, also in a running pod. Running containers keep
-			theirs.
+			It shows an ImagePin with another digest as a conflict; with --force, it moves it. After at most "recheck" (a
+			setting of nodes, 1 minute by default), each container that a node creates runs the digest of the lock, also in a
+			running pod. Running containers keep theirs.
 
 			It does not check that the repository of an image has the digest. References with a digest need no ImagePin.
 
