@@ -106,7 +106,7 @@ func (l *load) failedPulls() {
 }
 
 // pins pins two tags and retains their content, moves one of them, and refreshes its pin. The registry deletes the other one, which a
-// look-up finds.
+// lookup finds.
 func (l *load) pins() {
 	l.T.Helper()
 	for _, ref := range []string{"pinned/app:1", "pinned/other:1"} {

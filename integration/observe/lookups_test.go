@@ -10,7 +10,7 @@ import (
 	"github.com/imagepin/imagepin/integration/testkit"
 )
 
-// TestLookupMetrics checks how look-ups change the metrics. They are no lookups of pulls: one without access must not raise the alert
+// TestLookupMetrics checks how lookups change the metrics. They are no lookups of pulls: one without access must not raise the alert
 // about pulls that are denied.
 func TestLookupMetrics(t *testing.T) {
 	address, config := metricsAddress(t)

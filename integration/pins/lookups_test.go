@@ -20,7 +20,7 @@ lookup_interval = "1s"
 
 const goneMessage = "pins whose digest their registry no longer has: "
 
-// outcome returns the outcome of the last look-up of the node's pin of a reference.
+// outcome returns the outcome of the last lookup of the node's pin of a reference.
 func outcome(r *testkit.Rig, ref string) string {
 	r.T.Helper()
 	return r.Pins(ref)["node"].GetLookup().GetOutcome()
@@ -41,7 +41,7 @@ func goneProblem(r *testkit.Rig) string {
 	return ""
 }
 
-// awaitRounds waits until two rounds of look-ups have ended: one of them has begun after the call.
+// awaitRounds waits until two rounds of lookups have ended: one of them has begun after the call.
 func awaitRounds(r *testkit.Rig) {
 	r.T.Helper()
 	ended := func() string {
@@ -53,7 +53,7 @@ func awaitRounds(r *testkit.Rig) {
 	}
 	for range 2 {
 		last := ended()
-		r.Eventually("the end of a round of look-ups", func() bool { return ended() != last })
+		r.Eventually("the end of a round of lookups", func() bool { return ended() != last })
 	}
 }
 
@@ -153,7 +153,7 @@ func TestLookupsOfNothing(t *testing.T) {
 	}
 	r.Reg.Reset()
 	awaitRounds(r)
-	r.WantNoRequests("look-ups without a pin in use")
+	r.WantNoRequests("lookups without a pin in use")
 }
 
 // TestLookupsOfLock checks that all pins of a lock are looked up, also those that no container uses.

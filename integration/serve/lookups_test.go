@@ -7,7 +7,7 @@ import (
 	"github.com/imagepin/imagepin/integration/node"
 )
 
-// TestReloadLookups reloads lookup_interval: look-ups in the background begin, and end, without a restart.
+// TestReloadLookups reloads lookup_interval: lookups in the background begin, and end, without a restart.
 func TestReloadLookups(t *testing.T) {
 	t.Parallel()
 	r := started(t, node.Options{NoPods: true})
@@ -21,7 +21,7 @@ func TestReloadLookups(t *testing.T) {
 		t.Errorf("got %v without lookup_interval", p)
 	}
 	r.reload(func(o *node.Options) { o.Extra = ownSection + "lookup_interval = \"1s\"\n" })
-	r.Eventually("a round of look-ups", func() bool { p := pins(); return p.GetLookupIntervalSeconds() == 1 && p.GetLookedUpAt() != nil })
+	r.Eventually("a round of lookups", func() bool { p := pins(); return p.GetLookupIntervalSeconds() == 1 && p.GetLookedUpAt() != nil })
 	r.reload(func(o *node.Options) { o.Extra = "" })
 	if p := pins(); p.GetLookupIntervalSeconds() != 0 {
 		t.Errorf("got %v after lookup_interval was removed", p)

@@ -3,7 +3,7 @@ package gunzip
 import "sync"
 
 const (
-	// lengthWidth and distanceWidth are the widths of the tables. Longer codes need a second look-up.
+	// lengthWidth and distanceWidth are the widths of the tables. Longer codes need a second lookup.
 	lengthWidth   = 11
 	distanceWidth = 8
 	// maxLengths and maxDistances are how many symbols a block can have. The fixed codes have more, which are not valid.

@@ -4,7 +4,7 @@
 // pull (see https://github.com/containerd/containerd/issues/13559). BenchmarkReader compares this package with the
 // decompressor that containerd uses.
 //
-// What makes it fast: a refill of bits reads a word without a branch. Most codes need one look-up, because tables are
+// What makes it fast: a refill of bits reads a word without a branch. Most codes need one lookup, because tables are
 // large, and an entry has all that is needed of a symbol. Both buffers have a margin, so that one check for input and for
 // room is enough for several symbols.
 //

@@ -3355,9 +3355,9 @@ type PinStatus struct {
 	Provisional           int64                  `protobuf:"varint,3,opt,name=provisional,proto3" json:"provisional,omitempty"` // to be claimed in the Kubernetes API
 	RetainedBytes         int64                  `protobuf:"varint,4,opt,name=retained_bytes,json=retainedBytes,proto3" json:"retained_bytes,omitempty"`
 	MaxRetainedBytes      int64                  `protobuf:"varint,5,opt,name=max_retained_bytes,json=maxRetainedBytes,proto3" json:"max_retained_bytes,omitempty"`                // 0 means no limit
-	Gone                  int64                  `protobuf:"varint,6,opt,name=gone,proto3" json:"gone,omitempty"`                                                                  // their registry no longer has the digest, at the last look-up
-	LookupIntervalSeconds int64                  `protobuf:"varint,7,opt,name=lookup_interval_seconds,json=lookupIntervalSeconds,proto3" json:"lookup_interval_seconds,omitempty"` // 0 means no look-ups in the background
-	LookedUpAt            *timestamppb.Timestamp `protobuf:"bytes,8,opt,name=looked_up_at,json=lookedUpAt,proto3" json:"looked_up_at,omitempty"`                                   // the end of the last round of look-ups; unset before the first one
+	Gone                  int64                  `protobuf:"varint,6,opt,name=gone,proto3" json:"gone,omitempty"`                                                                  // their registry no longer has the digest, at the last lookup
+	LookupIntervalSeconds int64                  `protobuf:"varint,7,opt,name=lookup_interval_seconds,json=lookupIntervalSeconds,proto3" json:"lookup_interval_seconds,omitempty"` // 0 means no lookups in the background
+	LookedUpAt            *timestamppb.Timestamp `protobuf:"bytes,8,opt,name=looked_up_at,json=lookedUpAt,proto3" json:"looked_up_at,omitempty"`                                   // the end of the last round of lookups; unset before the first one
 	unknownFields         protoimpl.UnknownFields
 	sizeCache             protoimpl.SizeCache
 }

@@ -5,10 +5,10 @@ import (
 	"time"
 )
 
-// minLookupInterval is the shortest interval of look-ups. Package lookup limits their rate.
+// minLookupInterval is the shortest interval of lookups. Package lookup limits their rate.
 const minLookupInterval = time.Second
 
-// lookupInterval parses the interval of look-ups. An empty text is 0.
+// lookupInterval parses the interval of lookups. An empty text is 0.
 func lookupInterval(text string) (time.Duration, error) {
 	if text == "" {
 		return 0, nil

@@ -96,7 +96,7 @@ func Pin(p pin.Pin) *api.Pin {
 	return a
 }
 
-// pin is Pin with what is known from look-ups.
+// pin is Pin with what is known from lookups.
 func (s *Server) pin(p pin.Pin) *api.Pin {
 	a := Pin(p)
 	r, ok := s.config.Lookups.Of(p)

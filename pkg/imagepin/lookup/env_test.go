@@ -82,7 +82,7 @@ func (e *env) synctest(t *testing.T, test func(t *testing.T)) {
 	})
 }
 
-// restart forgets what look-ups have found.
+// restart forgets what lookups have found.
 func (e *env) restart() {
 	e.Looker = New(Config{
 		Pins: e.pins, Registry: e, Proofs: e, InUse: e.inUse,

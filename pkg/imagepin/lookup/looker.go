@@ -49,7 +49,7 @@ type Config struct {
 	Proofs   Proofs
 	// InUse returns the pins that are in use on the node, besides those of its lock.
 	InUse func(ctx context.Context) (map[pin.ID]bool, error)
-	// LookedUp is called with the outcome of each look-up of a pinned digest, once for all pins of a reference that have it.
+	// LookedUp is called with the outcome of each lookup of a pinned digest, once for all pins of a reference that have it.
 	LookedUp func(o Outcome)
 	// Gone is called when the digest of a pin is found to be gone.
 	Gone func(ctx context.Context, p pin.Pin)
@@ -160,7 +160,7 @@ func (l *Looker) lookDigests(ctx context.Context, tag reference.Named, pins []pi
 	return nil
 }
 
-// ask sends a look-up, not before its turn, and notes whether the registry was available.
+// ask sends a lookup, not before its turn, and notes whether the registry was available.
 func (l *Looker) ask(ctx context.Context, ref reference.Named) (digest.Digest, error) {
 	if err := l.pace.wait(ctx); err != nil {
 		return "", err
@@ -172,7 +172,7 @@ func (l *Looker) ask(ctx context.Context, ref reference.Named) (digest.Digest, e
 	return d, err
 }
 
-// conclude notes the result of a look-up for pins with the same digest, as they were read before, and reports it.
+// conclude notes the result of a lookup for pins with the same digest, as they were read before, and reports it.
 func (l *Looker) conclude(ctx context.Context, pins []pin.Pin, r Result) {
 	if len(pins) > 0 {
 		l.config.LookedUp(r.Outcome)
@@ -189,7 +189,7 @@ func (l *Looker) conclude(ctx context.Context, pins []pin.Pin, r Result) {
 	}
 }
 
-// failed returns the result of a look-up that failed.
+// failed returns the result of a lookup that failed.
 func failed(err error) Result {
 	var known *imagepin.Error
 	if errors.As(err, &known) && known.Reason == imagepin.PullAccessDenied {
@@ -213,7 +213,7 @@ func (l *Looker) proof(ref reference.Named, root digest.Digest) string {
 }
 
 // proved reports whether a registry has accepted the node's current credentials for a digest of ref's repository: in a pull, or in a
-// look-up since the start.
+// lookup since the start.
 func (l *Looker) proved(ref reference.Named) bool {
 	return slices.ContainsFunc(l.config.Pins.List(), func(p pin.Pin) bool {
 		if !strings.HasPrefix(p.Ref, ref.Name()+":") {

@@ -96,7 +96,7 @@ func TestGoneAgain(t *testing.T) {
 	})
 }
 
-// TestScopes checks that the pins of a reference share the look-up of its tag, and those with one digest that of the digest.
+// TestScopes checks that the pins of a reference share the lookup of its tag, and those with one digest that of the digest.
 func TestScopes(t *testing.T) {
 	e := newEnv(t)
 	a, b := e.pin(t, app, "one", "workload/shop/hash=a"), e.pin(t, app, "one", "workload/shop/hash=b")
@@ -111,7 +111,7 @@ func TestScopes(t *testing.T) {
 	}
 }
 
-// TestMovedMeanwhile checks that the answer about a pin that is moved or removed during a look-up is dropped.
+// TestMovedMeanwhile checks that the answer about a pin that is moved or removed during a lookup is dropped.
 func TestMovedMeanwhile(t *testing.T) {
 	for name, change := range map[string]func(*testing.T, *env, pin.Pin){
 		"moved":   func(t *testing.T, e *env, _ pin.Pin) { e.pin(t, app, "two") },

@@ -11,7 +11,7 @@ import (
 )
 
 const (
-	// gap is the time between the beginnings of two look-ups.
+	// gap is the time between the beginnings of two lookups.
 	gap = 250 * time.Millisecond
 	// firstPause and longestPause are how long a registry is not asked after it was not available.
 	firstPause, longestPause = time.Minute, time.Hour
@@ -19,7 +19,7 @@ const (
 	longestRetryAfter = 24 * time.Hour
 )
 
-// pace gives look-ups their turn. The zero value is ready for use.
+// pace gives lookups their turn. The zero value is ready for use.
 type pace struct {
 	mu   sync.Mutex
 	next time.Time

@@ -9,15 +9,15 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin/pin"
 )
 
-// Outcome is the outcome of a look-up of a pinned digest.
+// Outcome is the outcome of a lookup of a pinned digest.
 type Outcome string
 
-// The outcomes of a look-up.
+// The outcomes of a lookup.
 const (
 	// Present: the registry has the digest.
 	Present Outcome = "present"
 	// Gone: the registry does not have the digest, and it has accepted the node's credentials for the repository: for the
-	// tag in this look-up, or for a pinned digest of the repository before, of which there is a proof.
+	// tag in this lookup, or for a pinned digest of the repository before, of which there is a proof.
 	Gone Outcome = "gone"
 	// NoAccess: the registry does not accept the node's credentials, or it has neither the tag nor the digest and there is
 	// no such proof. The digest was not looked up.
@@ -29,7 +29,7 @@ const (
 // Outcomes lists all outcomes.
 var Outcomes = []Outcome{Present, Gone, NoAccess, NoAnswer}
 
-// Result is what is known of a pin from look-ups since the start of the process.
+// Result is what is known of a pin from lookups since the start of the process.
 type Result struct {
 	// At is when the registry was asked last.
 	At time.Time
@@ -63,7 +63,7 @@ func (l *Looker) of(p pin.Pin) (Result, bool) {
 	return r, ok
 }
 
-// Gone returns the number of pins whose digest was gone at the last look-up.
+// Gone returns the number of pins whose digest was gone at the last lookup.
 func (l *Looker) Gone() (n int) {
 	for _, p := range l.config.Pins.List() {
 		if r, ok := l.Of(p); ok && r.Outcome == Gone {
@@ -73,7 +73,7 @@ func (l *Looker) Gone() (n int) {
 	return n
 }
 
-// Round returns when the last round of look-ups ended. It is zero before the first one.
+// Round returns when the last round of lookups ended. It is zero before the first one.
 func (l *Looker) Round() time.Time {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -8,7 +8,7 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin/pin"
 )
 
-// run runs look-ups in the background for a time.
+// run runs lookups in the background for a time.
 func (e *env) run(t *testing.T, interval, d time.Duration) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(e.ctx, d)
@@ -47,7 +47,7 @@ func TestRounds(t *testing.T) {
 	})
 }
 
-// TestPace checks that there are at most 4 look-ups a second.
+// TestPace checks that there are at most 4 lookups a second.
 func TestPace(t *testing.T) {
 	e := newEnv(t)
 	e.synctest(t, func(t *testing.T) {
@@ -61,7 +61,7 @@ func TestPace(t *testing.T) {
 		}
 		for i, at := range e.times[1:] {
 			if between := at.Sub(e.times[i]); between < gap {
-				t.Errorf("%s between two look-ups", between)
+				t.Errorf("%s between two lookups", between)
 			}
 		}
 	})

@@ -53,7 +53,7 @@ func New() *Metrics {
 			Help: "Repairs of images that failed.",
 		}),
 		pinEvents: counters("pin_events_total", "Changes of pins, by event.", "event", pin.Events...),
-		lookups:   counters("lookups_total", "Look-ups of pinned digests for drift and deletion, by outcome.", "outcome", lookup.Outcomes...),
+		lookups:   counters("lookups_total", "Lookups of pinned digests for drift and deletion, by outcome.", "outcome", lookup.Outcomes...),
 		claims:    counters("claims_total", "Questions to the Kubernetes API for a pin, by outcome.", "outcome", pin.Outcomes...),
 		claimSeconds: prometheus.NewHistogram(prometheus.HistogramOpts{
 			Namespace: namespace, Name: "claim_seconds",
@@ -124,5 +124,5 @@ func (m *Metrics) Lost() { m.claims.WithLabelValues(string(pin.Lost)).Inc() }
 // PinEvent counts a change of a pin.
 func (m *Metrics) PinEvent(e pin.Event) { m.pinEvents.WithLabelValues(string(e)).Inc() }
 
-// LookedUp counts a look-up of a pinned digest.
+// LookedUp counts a lookup of a pinned digest.
 func (m *Metrics) LookedUp(o lookup.Outcome) { m.lookups.WithLabelValues(string(o)).Inc() }

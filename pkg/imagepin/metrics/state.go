@@ -59,7 +59,7 @@ var (
 	keysDesc               = prometheus.NewDesc(namespace+"_keys", "Keys that are ready, by target.", []string{"platform", "snapshotter"}, nil)
 	pinsDesc               = prometheus.NewDesc(namespace+"_pins", "Pins, by kind of scope.", []string{"scope"}, nil)
 	driftDesc              = prometheus.NewDesc(namespace+"_pins_drifted", "Pins whose tag has moved away in the registry.", nil, nil)
-	goneDesc               = prometheus.NewDesc(namespace+"_pins_gone", "Pins whose digest their registry no longer has, at the last look-up.", nil, nil)
+	goneDesc               = prometheus.NewDesc(namespace+"_pins_gone", "Pins whose digest their registry no longer has, at the last lookup.", nil, nil)
 	oldestDriftDesc        = prometheus.NewDesc(namespace+"_pins_oldest_drift_timestamp_seconds", "When the tag of the pin with the oldest drift moved, in seconds since the epoch; 0 without drift.", nil, nil)
 	namespacePinsDesc      = prometheus.NewDesc(namespace+"_namespace_pins", "Pins of the Kubernetes namespace that has most, or of the node itself.", nil, nil)
 	namespacePinsLimitDesc = prometheus.NewDesc(namespace+"_namespace_pins_limit", "Pins that each Kubernetes namespace, and the node itself, may have; 0 without limit.", nil, nil)

@@ -24,7 +24,7 @@ func (s *Service) lookUp(ctx context.Context, ready <-chan struct{}) {
 	}
 }
 
-// lookupStatus adds what is known from look-ups to a status.
+// lookupStatus adds what is known from lookups to a status.
 func (n *Node) lookupStatus(now *active, st *api.PinStatus) {
 	st.Gone = int64(n.lookups.Gone())
 	st.LookupIntervalSeconds = int64(now.Settings.LookupInterval / time.Second)

@@ -34,16 +34,16 @@ func (r *Resolver) lookUp(ctx context.Context, ref reference.Named, asked askedH
 	return found.Root.Digest, nil
 }
 
-// Busy is the error of a look-up if a registry host or its token service answered 429 or 503.
+// Busy is the error of a lookup if a registry host or its token service answered 429 or 503.
 type Busy struct {
-	Err error // of the look-up
+	Err error // of the lookup
 	// RetryAfter is how long the server wants the client to wait; 0 if it does not say.
 	RetryAfter time.Duration
 }
 
 func (b *Busy) Error() string { return b.Err.Error() }
 
-// Unwrap returns the error of the look-up.
+// Unwrap returns the error of the lookup.
 func (b *Busy) Unwrap() error { return b.Err }
 
 // busyAnswers has the answers of hosts that want the client to come back later. A nil one notes nothing.

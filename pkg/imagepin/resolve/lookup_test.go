@@ -24,7 +24,7 @@ func canonical(t *testing.T, d digest.Digest) reference.Named {
 	return c
 }
 
-// TestLookUp checks the answers and the requests of a look-up.
+// TestLookUp checks the answers and the requests of a lookup.
 func TestLookUp(t *testing.T) {
 	const tag = "HEAD /v2/team/app/manifests/1"
 	gone := digest.FromString("gone")

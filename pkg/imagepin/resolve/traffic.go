@@ -17,7 +17,7 @@ import (
 // traffic tracks the requests of a session to the registry hosts.
 type traffic struct {
 	limiter *bandwidth.Limiter // of the node; may be nil
-	busy    *busyAnswers       // of a look-up; nil for a pull
+	busy    *busyAnswers       // of a lookup; nil for a pull
 
 	// active is the number of requests that wait for their registry: for a response, or in a Read of its body. A body that nobody
 	// reads, because the unpacker or the disk is slow, is not one.

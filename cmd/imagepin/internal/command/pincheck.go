@@ -8,7 +8,7 @@ import (
 	api "github.com/imagepin/imagepin/api/imagepin/v1"
 )
 
-// The outcomes of look-ups, see package lookup.
+// The outcomes of lookups, see package lookup.
 const (
 	lookupPresent  = "present"
 	lookupGone     = "gone"
@@ -70,7 +70,7 @@ func checkedPins(pins []*api.Pin) error {
 	return nil
 }
 
-// lookupsText describes the look-ups in the background. It is empty if there are none.
+// lookupsText describes the lookups in the background. It is empty if there are none.
 func lookupsText(p *api.PinStatus, now time.Time) string {
 	interval := p.GetLookupIntervalSeconds()
 	if interval == 0 {

@@ -72,7 +72,7 @@ func statusText(st *api.StatusResponse, now time.Time) *bytes.Buffer {
 		field{"Images", fmt.Sprint(st.GetImages())},
 		field{"Keys", keysText(st.GetIndex())},
 		field{"Pins", pinsText(st.GetPins())},
-		field{"Look-ups", lookupsText(st.GetPins(), now)},
+		field{"Lookups", lookupsText(st.GetPins(), now)},
 		field{"Lock", lockText(st.GetLock(), now)},
 		field{"Registries", fallbacksText(st.GetRegistryFallbacks())},
 		field{"Cluster", clusterText(st)},
