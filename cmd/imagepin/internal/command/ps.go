@@ -39,7 +39,7 @@ func (a *app) psCommand() *cli.Command {
 		Usage:       "List running containers, and compare them with their pins",
 		Description: psDescription,
 		Flags: []cli.Flag{
-			&cli.BoolFlag{Name: "differs", Usage: "only containers that run another image than their pin means"},
+			&cli.BoolFlag{Name: "differs", Usage: "only containers that run another image than their pin"},
 			&cli.StringFlag{Name: "ref", Usage: "only references that match `GLOB` as a whole (docker.io/library/nginx:1.29): * matches any text without a slash, ** any text"},
 			&cli.StringFlag{Name: "pod", Usage: "only pods that match `GLOB`: NAMESPACE/NAME, or NAME in all namespaces; * matches any text without a slash"},
 			&cli.StringFlag{Name: "handler", Usage: "only containers of runtime `HANDLER`"},
