@@ -15,7 +15,7 @@ import (
 const pruneAge = 2 * time.Minute
 
 const pruneDescription = `Removes the images that nothing uses: no container, sandbox or image volume, and
-no pin. It keeps the sandbox image, and what containerd or a pin retains. Without
+no pin. It keeps the sandbox image, and images that kubelet sees as "pinned". Without
 --yes it only prints what it would remove.
 
 --older-than counts from the last use: a pull for a pod, or the end of the last
