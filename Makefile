@@ -7,7 +7,7 @@ GOBUILD      = $(GO) build -ldflags '$(LDFLAGS)'
 OURS         = ./api/... ./cmd/... ./internal/... ./pkg/... ./plugins/... ./version
 MODULES      = . cmd/kubectl-imagepin integration integration/lazy integration/kubelet integration/kubelet/binaries \
                integration/kubelet/registry integration/kubelet/schemas integration/lock/tools integration/bundle/tools packaging integration/packages integration/peers/binaries \
-               integration/versions/2.2/plugin \
+               integration/builders/binaries integration/versions/2.2/plugin \
                integration/versions/2.3/plugin tools
 SKOPEO_TAGS  = containers_image_openpgp,exclude_graphdriver_btrfs
 # The stages of make test, and the integration tests of both modes. What takes longest is first, so that nothing waits for it
@@ -93,12 +93,13 @@ peer-binaries: | build
 version-binaries: | build
 	GO=$(GO) hack/containerd-versions.sh
 
-# What tests need from other Debian suites. The first run downloads it into the user's cache.
+# What tests need from other Debian suites, and oras. The first run downloads it into the user's cache.
 .PHONY: downloads
 downloads: decompressors
 	hack/erofs-utils.sh
 	hack/prometheus.sh
 	hack/debian-containerd.sh
+	GO=$(GO) hack/builders.sh
 
 .PHONY: decompressors
 decompressors:
