@@ -19,7 +19,7 @@ PLANNED      = test-integration test-serve test-unit test-sim
 SUBJECTS     = ./pins ./stock ./restart ./security
 else
 PLANNED      = $(ALL)
-SUBJECTS     = ./crash ./repair ./apply ./pins ./pull ./remove ./restart ./security ./stock ./observe ./install
+SUBJECTS     = ./crash ./repair ./apply ./pins ./pull ./remove ./restart ./builders ./security ./stock ./observe ./install
 OTHERS       = $$($(GO) list ./... | grep -v -e /versions -e /power -e '/peers$$' -e '/integration/serve$$')
 endif
 STAGES       = $(filter-out $(WITHOUT),$(PLANNED))
