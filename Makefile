@@ -6,9 +6,11 @@ LDFLAGS      = -s -w -X $(CTD_VERSION).Version=$(CONTAINERD)+imagepin
 GOBUILD      = $(GO) build -ldflags '$(LDFLAGS)'
 OURS         = ./api/... ./cmd/... ./internal/... ./pkg/... ./plugins/... ./version
 MODULES      = . cmd/kubectl-imagepin integration integration/lazy integration/kubelet integration/kubelet/binaries \
-               integration/kubelet/registry integration/kubelet/schemas integration/lock/tools integration/bundle/tools packaging integration/packages integration/peers/binaries \
+               integration/kubelet/registry integration/kubelet/schemas integration/kubelet/versions/1.34 \
+               integration/kubelet/versions/1.36 integration/lock/tools integration/bundle/tools packaging integration/packages integration/peers/binaries \
                integration/builders/binaries integration/versions/2.2/plugin \
                integration/versions/2.3/plugin tools
+KUBELETS     = $(sort $(notdir $(wildcard integration/kubelet/versions/*)))
 SKOPEO_TAGS  = containers_image_openpgp,exclude_graphdriver_btrfs
 # The stages of make test, and the integration tests of both modes. What takes longest is first, so that nothing waits for it
 # at the end.
@@ -45,7 +47,7 @@ endif
 # What these stages write is in memory if the machine has enough.
 test-unit test-integration test-serve test-power test-race test-versions test-sim test-peers: private export TMPDIR = $(shell hack/test-directory.sh)
 # Daemons and tests collect garbage less often, which takes a tenth of their processor time. bench and demo do not.
-test-unit test-integration test-serve test-power test-race test-versions test-sim test-peers test-lazy test-kubelet test-cluster test-packages \
+test-unit test-integration test-serve test-power test-race test-versions test-sim test-peers test-lazy test-kubelet test-kubelets test-cluster test-packages \
 	check-bench: private export GOGC = 400
 
 .PHONY: help
@@ -79,6 +81,15 @@ race-binaries: | test-binaries
 .PHONY: kubernetes-binaries
 kubernetes-binaries: | build ## bin/kubernetes/: kubelet, API server, etcd, kubectl, the controllers, the scheduler and a registry
 	GO=$(GO) hack/kubernetes-binaries.sh
+
+# make test runs only the oldest of these kubelets: each takes three minutes of two processors to compile.
+.PHONY: oldest-kubelet
+oldest-kubelet: | build
+	GO=$(GO) hack/kubernetes-binaries.sh $(firstword $(KUBELETS))
+
+.PHONY: kubelet-binaries
+kubelet-binaries: | build
+	GO=$(GO) hack/kubernetes-binaries.sh $(KUBELETS)
 
 .PHONY: lazy-binaries
 lazy-binaries: | build
@@ -213,7 +224,7 @@ BUILDS = $(call needs,test-integration test-serve test-power test-versions test-
          $(call needs,test-unit,decompressors) \
          $(if $(filter-out test-unit test-sim check-bench,$(STAGES)),build test-binaries) \
          $(call needs,test-integration test-serve test-race test-cluster,crash-binaries) \
-         $(call needs,test-kubelet test-cluster,kubernetes-binaries) \
+         $(call needs,test-kubelet test-cluster,kubernetes-binaries) $(call needs,test-kubelet,oldest-kubelet) \
          $(call needs,test-packages,debian-roots repositories) $(call needs,test-cluster,kubectl-imagepin image) \
          $(call needs,test-kubelet test-lazy,lazy-binaries) $(call needs,test-race,race-binaries) \
          $(call needs,test-versions,version-binaries) $(call needs,test-peers,peer-binaries)
@@ -234,7 +245,7 @@ test-stages: $(addprefix ended-,$(STAGES))
 ended-%: %
 	@$(TESTLOG) end $*
 
-$(ALL) soak soak-power soak-cluster: | $(TESTLOG)
+$(ALL) test-kubelets soak soak-power soak-cluster: | $(TESTLOG)
 
 $(TESTLOG): $(wildcard tools/testlog/*.go)
 	cd tools && $(GO) build -o $@ ./testlog
@@ -345,8 +356,12 @@ test-lazy: build test-binaries lazy-binaries ## Pods on the lazily pulling starg
 
 # The cases mostly wait for kubelet, so more cases than processors run at a time.
 .PHONY: test-kubelet
-test-kubelet: build test-binaries kubernetes-binaries lazy-binaries ## Tests with a real kubelet, API server and etcd
-	cd integration/kubelet && $(TEST) -timeout 15m -count 1 -parallel 12 .
+test-kubelet: build test-binaries kubernetes-binaries oldest-kubelet lazy-binaries ## Tests with a real kubelet, API server and etcd
+	cd integration/kubelet && IMAGEPIN_KUBELETS=oldest $(TEST) -timeout 15m -count 1 -parallel 12 .
+
+.PHONY: test-kubelets
+test-kubelets: build test-binaries kubernetes-binaries kubelet-binaries ## Pods with all versions of kubelet in the table of RELEASES.md
+	cd integration/kubelet && $(TEST) -timeout 15m -count 1 -v -parallel 12 -run TestKubelets .
 
 # These tests take about five minutes. A kernel does not let their nodes run beside those of test-kubelet with its default
 # for fs.inotify.max_user_instances. Nor do the packages run at the same time. Six cases at a time keep two processors busy:
@@ -365,7 +380,7 @@ test-versions: build test-binaries version-binaries downloads ## Test imagepin i
 	cd integration && $(TEST) -timeout 10m -count 1 ./versions/... && $(GO) run ./versions/table -check -results ../$(BIN)/versions.tsv ..
 
 .PHONY: versions-table
-versions-table: ## Write the results of test-versions into RELEASES.md
+versions-table: ## Write the results of test-versions, and the versions of kubelet, into RELEASES.md
 	cd integration && $(GO) run ./versions/table -results ../$(BIN)/versions.tsv ..
 
 # Each suite runs at the same time with stock containerd, imagepin in containerd, and imagepin serve. make test runs only the tests

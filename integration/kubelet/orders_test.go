@@ -99,8 +99,11 @@ func orders() [][]string {
 
 // testOrders runs the same images in every class with every pull policy, one class after another in every order and all
 // at once. The pods remain for testKill.
-func (r *kubeletRig) testOrders() {
-	for _, order := range orders() {
+func (r *kubeletRig) testOrders() { r.runOrders(orders()) }
+
+// runOrders is testOrders for some of the orders.
+func (r *kubeletRig) runOrders(orders [][]string) {
+	for _, order := range orders {
 		name := "at-once"
 		if order != nil {
 			name = strings.Join([]string{title(order[0]), title(order[1]), title(order[2])}, "-")
@@ -136,10 +139,10 @@ func (r *kubeletRig) testOrders() {
 	}
 }
 
-// testKill kills and restarts containerd. The pods of testOrders keep running and can restart, and new pods run the
-// same images.
-func (r *kubeletRig) testKill() {
-	if want := len(orders()) * len(classes); len(r.kept) != want {
+// testKill kills and restarts containerd. The pods of runOrders keep running and can restart, and new pods run the same
+// images.
+func (r *kubeletRig) testKill(orders [][]string) {
+	if want := len(orders) * len(classes); len(r.kept) != want {
 		r.T.Fatalf("got %d running pods, want %d", len(r.kept), want)
 	}
 	if err := r.Kill9(); err != nil {

@@ -21,6 +21,12 @@ const policy = `
   version_consistency = "workload"
 `
 
+// access is who may pull: anyone but private images, and alice these.
+var access = &registry.Auth{
+	Public: []string{"pause", "app/*", "pinned/*"}, Forbidden: true,
+	Users: map[string]registry.User{"alice": {Password: "secret", Repositories: []string{"private/*"}}},
+}
+
 // TestPods runs pods on a node with kubelet's feature gate off, which is the default, and on a node with it on. The
 // cases run at the same time, as on a real node. Then the test checks kubelet's calls and statistics, and kills
 // containerd.
@@ -30,10 +36,7 @@ func TestPods(t *testing.T) {
 		t.Run(fmt.Sprintf("gate=%t", gate), func(t *testing.T) {
 			t.Parallel()
 			r := newRig(t, fmt.Sprintf("gate-%t", gate), node.Options{Extra: policy}, cluster.KubeletOptions{Gate: gate})
-			r.Reg.SetAuth(&registry.Auth{
-				Public: []string{"pause", "app/*", "pinned/*"}, Forbidden: true,
-				Users: map[string]registry.User{"alice": {Password: "secret", Repositories: []string{"private/*"}}},
-			})
+			r.Reg.SetAuth(access)
 			t.Run("cases", func(t *testing.T) {
 				for _, c := range []struct {
 					name string
@@ -58,7 +61,7 @@ func TestPods(t *testing.T) {
 			}
 			t.Run("wire", func(t *testing.T) { r.in(t).testWire(gate) })
 			t.Run("stats", func(t *testing.T) { r.in(t).testStats() })
-			t.Run("kill", func(t *testing.T) { r.in(t).testKill() })
+			t.Run("kill", func(t *testing.T) { r.in(t).testKill(orders()) })
 		})
 	}
 }
@@ -139,7 +142,11 @@ func (r *kubeletRig) testImageVolumes() {
 
 // testPrivate runs pods of a private image in each class. Pods with the secret run. Pods without it do not run,
 // although the image is on the node: imagepin rejects their pulls, and kubelet's own records reject the policy Never.
-func (r *kubeletRig) testPrivate() {
+func (r *kubeletRig) testPrivate() { r.runPrivate(classes, true) }
+
+// runPrivate is testPrivate for some classes, and for a kubelet that has records of the secrets that have pulled an image
+// (KubeletEnsureSecretPulledImages) or not. Without them, pods without the secret run if kubelet does not pull.
+func (r *kubeletRig) runPrivate(classes []string, records bool) {
 	name := r.k.Name + "-alice"
 	r.secret(name, "alice", "secret")
 	opts := images.Options{Version: "private"}
@@ -164,13 +171,23 @@ func (r *kubeletRig) testPrivate() {
 
 		without := pod("without", class)
 		r.create(without)
-		now = r.waitPod(without, "is rejected", waiting("ErrImagePull", "ImagePullBackOff", "ErrImageNeverPull"))
+		rejected := waiting("ErrImagePull", "ImagePullBackOff", "ErrImageNeverPull")
+		now = r.waitPod(without, "is rejected", func(p *core.Pod, c core.ContainerStatus) bool {
+			if !records && c.Name != containerOf(core.PullAlways) {
+				return running(p, c)
+			}
+			return rejected(p, c)
+		})
 		for _, c := range now.Status.ContainerStatuses {
-			if w := c.State.Waiting; c.Name == containerOf(core.PullNever) {
+			w := c.State.Waiting
+			switch {
+			case w == nil:
+				r.wantLogOf(now, c.Name, 0, line(class, opts, 0))
+			case c.Name == containerOf(core.PullNever):
 				if w.Reason != "ErrImageNeverPull" {
 					r.T.Errorf("container with policy Never and without the secret: got reason %s, want ErrImageNeverPull", w.Reason)
 				}
-			} else if !strings.Contains(w.Message, "PullAccessDenied") {
+			case !strings.Contains(w.Message, "PullAccessDenied"):
 				r.T.Errorf("container %s without the secret: got message %q, want PullAccessDenied", c.Name, w.Message)
 			}
 		}

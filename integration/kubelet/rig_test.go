@@ -82,6 +82,8 @@ type shared struct {
 	mu   sync.Mutex
 	pods map[string]*core.Pod // created pods by name
 	kept []trioPod            // pods that still run
+
+	revisions *revisions // that testVersions has run
 }
 
 // newRig starts a node with the three classes. It discards unpacked layers, as large managed clusters do.

@@ -19,10 +19,16 @@ import (
 	"github.com/imagepin/imagepin/integration/node"
 )
 
+// HandlerGate is the feature gate with which kubelet names the handler in image calls.
+const HandlerGate = "RuntimeClassInImageCriApi"
+
 // KubeletOptions are the options of a kubelet. The zero value means kubelet's defaults, as far as they work without a
 // cluster network.
 type KubeletOptions struct {
-	// Gate is the feature gate RuntimeClassInImageCriApi.
+	// Dir is the directory of kubelet, below the directory of all binaries. Empty means the kubelet of the cluster's own
+	// version.
+	Dir string
+	// Gate is the feature gate [HandlerGate].
 	Gate bool
 	// Config is added to the kubelet configuration.
 	Config map[string]any
@@ -92,7 +98,7 @@ func (k *Kubelet) Start(ctx context.Context, opts KubeletOptions) error {
 		"makeIPTablesUtilChains": false, "protectKernelDefaults": true, "resolvConf": "",
 		"podLogsDir": k.n.Path("logs", "pods"), "volumePluginDir": k.n.Path("kubelet", "plugins"),
 		"enableControllerAttachDetach": false,
-		"featureGates":                 map[string]any{"RuntimeClassInImageCriApi": opts.Gate},
+		"featureGates":                 map[string]any{HandlerGate: opts.Gate},
 		"serializeImagePulls":          false, "maxParallelImagePulls": 4,
 		"syncFrequency": "1s", "nodeStatusUpdateFrequency": "1s", "nodeStatusMaxImages": -1,
 		// There is no disk pressure, unless a test sets other thresholds.
@@ -116,7 +122,11 @@ func (k *Kubelet) Start(ctx context.Context, opts KubeletOptions) error {
 	if opts.ConfigDir != "" {
 		args = append(args, "--config-dir="+opts.ConfigDir)
 	}
-	cmd := exec.Command(Bin("kubelet"), args...)
+	binary := Bin("kubelet")
+	if opts.Dir != "" {
+		binary = filepath.Join(node.BinDir(), opts.Dir, "kubelet")
+	}
+	cmd := exec.Command(binary, args...)
 	cmd.Dir = k.n.Path("kubelet")
 	if err := os.MkdirAll(filepath.Join(cmd.Dir, filepath.Base(devicePlugins)), 0o755); err != nil {
 		return err

@@ -1,4 +1,4 @@
-// Package matrix lists the containerds that imagepin is tested with, and formats their table in RELEASES.md.
+// Package matrix lists the containerds and kubelets that imagepin is tested with, and formats their tables in RELEASES.md.
 package matrix
 
 import (

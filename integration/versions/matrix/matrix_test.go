@@ -60,15 +60,15 @@ func TestTable(t *testing.T) {
 	const want = "Before.\n\n<!-- make versions-table -->\n" +
 		"| containerd | imagepin in it | `imagepin serve` beside it |\n|---|---|---|\n" +
 		"| 2.9.1 | works | works |\n| Debian bookworm | - | refused |\n<!-- end -->\nAfter.\n"
-	got, err := Insert("Before.\n\n"+begin+"| old |\n"+end+"After.\n", Table(read))
+	got, err := Insert("Before.\n\n"+BeginContainerds+"| old |\n"+end+"After.\n", BeginContainerds, Table(read))
 	if err != nil || got != want {
 		t.Errorf("got %q, %v, want %q", got, err, want)
 	}
-	if again, err := Insert(got, Table(read)); err != nil || again != want {
+	if again, err := Insert(got, BeginContainerds, Table(read)); err != nil || again != want {
 		t.Errorf("second Insert: got %q, %v, want %q", again, err, want)
 	}
-	for _, doc := range []string{"no table\n", begin, end + begin} {
-		if got, err := Insert(doc, "table"); err == nil {
+	for _, doc := range []string{"no table\n", BeginContainerds, end + BeginContainerds, BeginKubelets + end} {
+		if got, err := Insert(doc, BeginContainerds, "table"); err == nil {
 			t.Errorf("Insert into %q: got %q, want an error", doc, got)
 		}
 	}

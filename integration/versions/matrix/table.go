@@ -5,11 +5,14 @@ import (
 	"strings"
 )
 
-// begin and end are the lines before and after the table.
+// The lines before the tables in the document.
 const (
-	begin = "<!-- make versions-table -->\n"
-	end   = "<!-- end -->\n"
+	BeginContainerds = "<!-- make versions-table -->\n"
+	BeginKubelets    = "<!-- make versions-table: kubelets -->\n"
 )
+
+// end is the line after a table.
+const end = "<!-- end -->\n"
 
 // Table returns the table of containerds.
 func Table(all []Containerd) string {
@@ -21,8 +24,8 @@ func Table(all []Containerd) string {
 	return b.String()
 }
 
-// Insert replaces the table in a document.
-func Insert(doc, table string) (string, error) {
+// Insert replaces the table after the line begin in a document.
+func Insert(doc, begin, table string) (string, error) {
 	before, rest, begun := strings.Cut(doc, begin)
 	_, after, ended := strings.Cut(rest, end)
 	if !begun || !ended {

@@ -1,5 +1,5 @@
-// Command table updates or checks the table in RELEASES.md of the containerds that imagepin is tested with. The table
-// has the expected outcomes or, with -results, those of the tests.
+// Command table updates or checks the tables in RELEASES.md of the containerds and kubelets that imagepin is tested with.
+// That of containerds has the expected outcomes or, with -results, those of the tests.
 //
 //	table [-check] [-results FILE] ROOT
 package main
@@ -37,12 +37,19 @@ func run(root, results string, check bool) error {
 	if err != nil {
 		return err
 	}
-	next, err := matrix.Insert(string(doc), matrix.Table(all))
+	kubelets, err := matrix.Kubelets(root)
+	if err != nil {
+		return err
+	}
+	next, err := matrix.Insert(string(doc), matrix.BeginContainerds, matrix.Table(all))
+	if err == nil {
+		next, err = matrix.Insert(next, matrix.BeginKubelets, matrix.KubeletTable(kubelets))
+	}
 	if err != nil || next == string(doc) {
 		return err
 	}
 	if check {
-		return errors.New("the table in RELEASES.md is out of date: run make test-versions, then make versions-table")
+		return errors.New("a table in RELEASES.md is out of date: run make test-versions, then make versions-table")
 	}
 	return os.WriteFile(path, []byte(next), 0o644)
 }
