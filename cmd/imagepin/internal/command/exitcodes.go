@@ -82,7 +82,7 @@ func exitCode(err error) int {
 }
 
 // WithSignals returns a context that SIGINT and SIGTERM cancel. [Run] returns the exit code of the signal. stop
-// restores the default behavior of the signals.
+// restores the default behavior of the signals, as does the first one, so that a second one ends a command that waits for something else.
 func WithSignals(ctx context.Context) (_ context.Context, stop func()) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	signals := make(chan os.Signal, 1)
@@ -90,6 +90,7 @@ func WithSignals(ctx context.Context) (_ context.Context, stop func()) {
 	go func() {
 		select {
 		case s := <-signals:
+			signal.Stop(signals)
 			cancel(signalError{s})
 		case <-ctx.Done():
 		}
