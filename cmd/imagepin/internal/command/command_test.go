@@ -393,6 +393,8 @@ func TestUsageErrors(t *testing.T) {
 		"images --zzz":                          `unknown flag "--zzz", see imagepin images --help`,
 		"images --handlr runc":                  `unknown flag "--handlr" (did you mean "--handler"?), see imagepin images --help`,
 		"images --outptu json":                  `unknown flag "--outptu" (did you mean "--output"?), see imagepin images --help`,
+		"images -o jsonpath=":                   `invalid value "jsonpath=" for flag -o: the template is missing, see imagepin images --help`,
+		"images -o go-template=":                `invalid value "go-template=" for flag -o: the template is missing, see imagepin images --help`,
 		"images -o xml":                         `invalid value "xml" for flag -o: must be table, wide, json, yaml, jsonpath=TEMPLATE or go-template=TEMPLATE, see imagepin images --help`,
 		"pull app --user bob":                   "read the password: standard input is not a terminal, use --password-stdin",
 		"pull app --password-stdin":             "a password requires --user NAME",

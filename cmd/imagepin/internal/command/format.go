@@ -41,6 +41,9 @@ func checkOutput(format string) error {
 	case outputTable, outputWide, outputJSON, outputYAML:
 		return nil
 	}
+	if format == outputJSONPath || format == outputTemplate {
+		return errors.New("the template is missing")
+	}
 	if strings.HasPrefix(format, outputJSONPath) {
 		_, err := parseJSONPath(format)
 		return err
