@@ -63,6 +63,19 @@ func TestRemoveCommand(t *testing.T) {
 	want(r, 1, "rm "+ref+" --handler sparc", "sparc")
 }
 
+// TestRemoveWithoutName checks that an empty name, as of a variable that is not set, does not remove the only image of a node.
+func TestRemoveWithoutName(t *testing.T) {
+	t.Parallel()
+	r := testkit.NewRig(t, node.Options{NoPods: true})
+	ref, _ := r.Push("app:v1", images.Options{}, images.HostPlatform())
+	r.MustPull(ref, "")
+	r.WantOperator(1, []string{"rm", ""}, "InvalidReference")
+	testkit.WantCode(t, r.RemoveImage(r.Ctx, "", ""), codes.InvalidArgument, "InvalidReference")
+	if r.MustStatus(ref, "") == nil {
+		t.Error("the image was removed")
+	}
+}
+
 // TestPrune checks what "imagepin prune" keeps and removes.
 func TestPrune(t *testing.T) {
 	t.Parallel()

@@ -41,6 +41,10 @@ type selection struct {
 
 // removeNamed removes what a selection selects, and returns the removed entries.
 func (s *remover) removeNamed(ctx context.Context, sel selection) (removed []imagepin.Entry, _ error) {
+	if sel.name == "" { // for containerd's CRI, it is the only image of a node
+		_, err := imagepin.ParseReference(sel.name)
+		return nil, err
+	}
 	if sel.handler != "" {
 		if _, err := s.lookup(sel.handler); err != nil {
 			return nil, err
