@@ -181,6 +181,16 @@ func (p *printer) summary(planned, leftOut []string, rc int) {
 	io.WriteString(p.w, b.String())
 }
 
+// complete reports whether all stages have ended that are not left out. If make succeeds without one of them, the Makefile is wrong.
+func (p *printer) complete(planned, leftOut []string) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return !slices.ContainsFunc(planned, func(name string) bool {
+		s := p.stages[name]
+		return !slices.Contains(leftOut, name) && (s == nil || !s.ended)
+	})
+}
+
 func result(failures, rc int) string {
 	if failures > 0 {
 		return amount(failures, "failure")

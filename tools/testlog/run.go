@@ -161,6 +161,9 @@ func runAll(w io.Writer, stages, leftOut []string, commands [][]string) (int, er
 	if err != nil && rc == 0 {
 		rc = 1
 	}
+	if rc == 0 && !p.complete(stages, leftOut) {
+		rc = 1
+	}
 	p.summary(stages, leftOut, rc)
 	return rc, err
 }

@@ -241,8 +241,8 @@ built: ; @echo built
 `,
 	})
 	bin := build(t)
-	run := func(goals string) (string, int) {
-		cmd := exec.Command(bin, "run", "-stages", goals, "--", "make", "-s", "built", "TESTLOG="+bin, "--", "make", "-s", "-j3", "all", "GOALS="+goals, "TESTLOG="+bin)
+	planned := func(stages, goals string) (string, int) {
+		cmd := exec.Command(bin, "run", "-stages", stages, "-without", "never", "--", "make", "-s", "built", "TESTLOG="+bin, "--", "make", "-s", "-j3", "all", "GOALS="+goals, "TESTLOG="+bin)
 		cmd.Dir = dir
 		cmd.Env = append(os.Environ(), "MAKEFLAGS=")
 		out, err := cmd.CombinedOutput()
@@ -251,6 +251,7 @@ built: ; @echo built
 		}
 		return string(out), cmd.ProcessState.ExitCode()
 	}
+	run := func(goals string) (string, int) { return planned(goals, goals) }
 
 	out, rc := run("good chatty")
 	if rc != 0 {
@@ -276,6 +277,13 @@ built: ; @echo built
 		t.Errorf("exit code %d", rc)
 	}
 	want(t, out, "ok  \texample.com/m/b\t.*", `table differs`, `late +FAILED +1 +1 .*`)
+
+	// The Makefile forgets a stage.
+	out, rc = planned("good forgotten never", "good")
+	if rc != 1 {
+		t.Errorf("exit code %d", rc)
+	}
+	want(t, out, `good +ok +1 +1 .*`, `forgotten +did not run.*`, `never +left out by name`, `all +FAILED +1 +1 .*`)
 
 	// Make itself fails.
 	out, rc = run("nosuch")
