@@ -363,6 +363,7 @@ func TestHandlersOfLock(t *testing.T) {
 	e.configure(t, append(slices.Clone(handlers), kata)...)
 	apply([]string{"kata"}, 1, Request{})
 	apply([]string{"runc"}, 1, Request{Handlers: []string{"runc"}})
+	apply([]string{"runc", "kata"}, 2, Request{Handlers: []string{"", "kata", "kata", "runc"}})
 	apply(nil, 3, Request{AllHandlers: true})
 	apply(nil, 3, Request{})
 	apply([]string{"kata"}, 1, Request{Handlers: []string{"kata"}})

@@ -170,12 +170,27 @@ func (a *Applier) runtimesOf(r Request) ([]runtimeplatform.Runtime, error) {
 // withHandlers returns a request that names no handlers with those of the node's lock, so that what an operator has once selected
 // applies to the next locks too, also to those of the drop directories.
 func (a *Applier) withHandlers(r Request) Request {
+	r.Handlers = a.named(r.Handlers)
 	current := a.config.State.Get().Current
 	if r.stored != nil || r.AllHandlers || len(r.Handlers) > 0 || current == nil {
 		return r
 	}
 	r.Handlers, r.handlersOfLock = current.Handlers, true
 	return r
+}
+
+// named returns the names of handlers, each once. An empty one is the default handler.
+func (a *Applier) named(handlers []string) []string {
+	var all []string
+	for _, handler := range handlers {
+		if handler == "" {
+			handler = a.config.Runtimes().Default().Handler
+		}
+		if !slices.Contains(all, handler) {
+			all = append(all, handler)
+		}
+	}
+	return all
 }
 
 // storedRuntimes returns the runtimes of an applied lock: those of its handlers that are still configured, or all if none is.
