@@ -48,17 +48,20 @@ func TestKubelets(t *testing.T) {
 		}
 	}
 	for _, k := range all {
-		for _, mode := range []node.Mode{node.Plugin, node.Serve} {
-			for _, gate := range []bool{false, true} {
-				if oldest && gate != (mode == node.Serve) {
-					continue
+		// One version after another, because each has four nodes.
+		t.Run(k.Minor, func(t *testing.T) {
+			for _, mode := range []node.Mode{node.Plugin, node.Serve} {
+				for _, gate := range []bool{false, true} {
+					if oldest && gate != (mode == node.Serve) {
+						continue
+					}
+					t.Run(fmt.Sprintf("%s gate=%t", mode, gate), func(t *testing.T) {
+						t.Parallel()
+						testKubelet(t, k, mode, gate)
+					})
 				}
-				t.Run(fmt.Sprintf("%s %s gate=%t", k.Minor, mode, gate), func(t *testing.T) {
-					t.Parallel()
-					testKubelet(t, k, mode, gate)
-				})
 			}
-		}
+		})
 	}
 }
 
