@@ -7,8 +7,8 @@ GOBUILD      = $(GO) build -ldflags '$(LDFLAGS)'
 OURS         = ./api/... ./cmd/... ./internal/... ./pkg/... ./plugins/... ./version
 MODULES      = . cmd/kubectl-imagepin integration integration/lazy integration/kubelet integration/kubelet/binaries \
                integration/kubelet/registry integration/kubelet/schemas integration/kubelet/versions/1.34 \
-               integration/kubelet/versions/1.36 integration/lock/tools integration/bundle/tools packaging integration/packages integration/peers/binaries \
-               integration/builders/binaries integration/versions/2.2/plugin \
+               integration/kubelet/versions/1.36 integration/lock/tools integration/bundle/tools packaging integration/packages \
+               integration/peers/binaries integration/builders/binaries integration/versions/2.2/plugin \
                integration/versions/2.3/plugin tools
 KUBELETS     = $(sort $(notdir $(wildcard integration/kubelet/versions/*)))
 SKOPEO_TAGS  = containers_image_openpgp,exclude_graphdriver_btrfs
