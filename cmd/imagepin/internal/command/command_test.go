@@ -415,6 +415,16 @@ func TestUsageErrors(t *testing.T) {
 	}
 }
 
+// TestLongUsageErrors checks that an error repeats only a part of a long value.
+func TestLongUsageErrors(t *testing.T) {
+	for _, args := range []string{"-o=", "-o=jsonpath={", "--timeout="} {
+		got := runAt(t, "/absent", nil, "images", args+strings.Repeat("x", 100_000))
+		if got.code != 1 || len(got.err) > 700 || !strings.HasSuffix(got.err, ", see imagepin images --help\n") {
+			t.Errorf("%s: exit code %d, printed %d bytes: %.1000q", args, got.code, len(got.err), got.err)
+		}
+	}
+}
+
 func TestPasswordFromStandardInput(t *testing.T) {
 	for name, in := range map[string]string{"line": "secret\n", "windows line": "secret\r\n", "no line end": "secret"} {
 		t.Run(name, func(t *testing.T) {

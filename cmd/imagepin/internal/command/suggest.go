@@ -11,6 +11,7 @@ import (
 	"github.com/urfave/cli/v3"
 
 	"github.com/imagepin/imagepin/internal/similar"
+	"github.com/imagepin/imagepin/pkg/imagepin"
 )
 
 // undefinedFlag begins the error of urfave/cli about an unknown flag.
@@ -22,11 +23,15 @@ var oneDash = regexp.MustCompile(`( for flag )-([a-z][a-z-]+: )`)
 // maxEchoed limits how much of a wrong argument an error repeats, in bytes.
 const maxEchoed = 64
 
+// maxUsageError limits an error about the value of a flag, which it repeats, in bytes.
+const maxUsageError = 512
+
 // usageError shortens an error about invalid flags to one line, without the help text.
 func usageError(_ context.Context, cmd *cli.Command, err error, _ bool) error {
 	name, unknown := strings.CutPrefix(err.Error(), undefinedFlag)
 	if !unknown {
-		return errors.New(oneDash.ReplaceAllString(err.Error(), "${1}--${2}") + ", see " + cmd.FullName() + " --help")
+		text := oneDash.ReplaceAllString(err.Error(), "${1}--${2}")
+		return errors.New(imagepin.Bound(text, maxUsageError) + ", see " + cmd.FullName() + " --help")
 	}
 	name = strings.TrimLeft(name, "-")
 	suggestion := cli.SuggestFlag(visibleFlags(cmd), name, false)
