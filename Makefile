@@ -433,7 +433,7 @@ check-windows:
 .PHONY: check-tidy
 check-tidy:
 	@for m in $(MODULES); do (cd $$m && $(GO) mod tidy -diff) || exit 1; done
-	@cd integration/kubelet/schemas && $(GO) mod tidy -diff -modfile=1.35.mod
+	@cd integration/kubelet/schemas && for m in 1.*.mod; do $(GO) mod tidy -diff -modfile=$$m || exit 1; done
 
 .PHONY: generate
 generate: ## Generate the code and the CRD from api/, and the PrometheusRule
@@ -449,7 +449,7 @@ check-generate:
 
 .PHONY: check-manifests
 check-manifests:
-	cd integration/kubelet/schemas && $(GO) test -count 1 . && $(GO) test -count 1 -modfile=1.35.mod .
+	cd integration/kubelet/schemas && for m in go.mod 1.*.mod; do $(GO) test -count 1 -modfile=$$m . || exit 1; done
 
 .PHONY: check-versions
 check-versions:
