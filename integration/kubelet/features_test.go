@@ -33,7 +33,7 @@ func TestFeatures(t *testing.T) {
 		t.Run(string(mode), func(t *testing.T) {
 			t.Parallel()
 			r := newRigWith(t, "features-"+string(mode), node.Options{Mode: mode, Extra: features}, func(n *node.Node) (cluster.KubeletOptions, error) {
-				// Other users, such as the root of a pod in a user namespace, need access to the paths of its files.
+				// The root of a pod in a user namespace is another user, who needs access to the path of its files.
 				return cluster.KubeletOptions{}, errors.Join(os.Chmod(n.Root(), 0o711), os.WriteFile(n.Path("cni", "bin", "none"), []byte(networkPlugin), 0o755))
 			})
 			t.Run("cases", func(t *testing.T) {

@@ -79,7 +79,7 @@ func hideHost(dir string) error {
 			return fmt.Errorf("%s: %w", path, err)
 		}
 	}
-	// The kernel refuses proc to a pod in a user namespace if there is none without mounts over its files.
+	// A pod in a user namespace can mount proc only if there is one without mounts over its files (mount_too_revealing in Linux).
 	whole := filepath.Join(dir, "proc")
 	if err := os.Mkdir(whole, 0o755); err != nil {
 		return err
