@@ -100,6 +100,10 @@ lazy-binaries: | build
 peer-binaries: | build
 	GO=$(GO) hack/peer-binaries.sh
 
+.PHONY: inotify
+inotify:
+	hack/inotify.sh
+
 .PHONY: version-binaries
 version-binaries: | build
 	GO=$(GO) hack/containerd-versions.sh
@@ -221,7 +225,7 @@ demo-cluster: build kubectl-imagepin test-binaries kubernetes-binaries ## Run th
 # the one that takes longest would be the last one.
 needs  = $(if $(filter $(1),$(STAGES)),$(2))
 BUILDS = $(call needs,test-integration test-serve test-power test-versions test-peers test-packages,downloads) \
-         $(call needs,test-unit,decompressors) \
+         $(call needs,test-unit,decompressors) $(call needs,test-integration test-serve test-kubelet test-cluster,inotify) \
          $(if $(filter-out test-unit test-sim check-bench,$(STAGES)),build test-binaries) \
          $(call needs,test-integration test-serve test-race test-cluster,crash-binaries) \
          $(call needs,test-kubelet test-cluster,kubernetes-binaries) $(call needs,test-kubelet,oldest-kubelet) \
@@ -307,7 +311,7 @@ bench-cluster-docs: ## Run the benchmark of ImagePins and write its table into d
 
 # test-race runs the tests of imagepin serve, test-power and test-versions theirs.
 .PHONY: test-integration
-test-integration: build test-binaries crash-binaries downloads ## Tests with a real containerd, registry, runc and snapshotters; needs EROFS, loop devices and ext4
+test-integration: inotify build test-binaries crash-binaries downloads ## Tests with a real containerd, registry, runc and snapshotters; needs EROFS, loop devices and ext4
 	cd integration && $(TEST) -timeout 30m -count 1 $(SUBJECTS) $(OTHERS)
 	$(if $(SHORT),,cd integration/bundle/tools && $(TEST) -timeout 10m -count 1 -tags $(SKOPEO_TAGS) ./...)
 
@@ -321,7 +325,7 @@ picture-trace: build test-binaries ## Pull an image and draw its trace into docs
 	cd integration && $(GO) run ./tracepicture ../docs/pictures/trace-cold-pull.svg
 
 .PHONY: test-serve
-test-serve: build test-binaries crash-binaries downloads ## The integration tests with imagepin serve in front of stock containerd
+test-serve: inotify build test-binaries crash-binaries downloads ## The integration tests with imagepin serve in front of stock containerd
 	cd integration && IMAGEPIN_MODE=serve $(TEST) -timeout 30m -count 1 -skip "$$($(GO) run ./modes)" $(SUBJECTS)
 
 .PHONY: test-power
@@ -356,18 +360,18 @@ test-lazy: build test-binaries lazy-binaries ## Pods on the lazily pulling starg
 
 # The cases mostly wait for kubelet, so more cases than processors run at a time.
 .PHONY: test-kubelet
-test-kubelet: build test-binaries kubernetes-binaries oldest-kubelet lazy-binaries ## Tests with a real kubelet, API server and etcd
+test-kubelet: inotify build test-binaries kubernetes-binaries oldest-kubelet lazy-binaries ## Tests with a real kubelet, API server and etcd
 	cd integration/kubelet && IMAGEPIN_KUBELETS=oldest $(TEST) -timeout 15m -count 1 -parallel 12 .
 
 .PHONY: test-kubelets
-test-kubelets: build test-binaries kubernetes-binaries kubelet-binaries ## Pods with all versions of kubelet in the table of RELEASES.md
+test-kubelets: inotify build test-binaries kubernetes-binaries kubelet-binaries ## Pods with all versions of kubelet in the table of RELEASES.md
 	cd integration/kubelet && $(TEST) -timeout 15m -count 1 -v -parallel 12 -run TestKubelets .
 
-# These tests take about five minutes. A kernel does not let their nodes run beside those of test-kubelet with its default
-# for fs.inotify.max_user_instances. Nor do the packages run at the same time. Six cases at a time keep two processors busy:
-# with more, each rollout of a case takes longer, and all of them do not end earlier.
+# These tests take about five minutes. They do not run beside test-kubelet, whose nodes need as much memory. Nor do the packages run
+# at the same time. Six cases at a time keep two processors busy: with more, each rollout of a case takes longer, and all of them do
+# not end earlier.
 .PHONY: test-cluster
-test-cluster: build kubectl-imagepin test-binaries crash-binaries image kubernetes-binaries ## Tests of pins in the Kubernetes API, with three nodes, of locks and bundles with a kubelet, and of the DaemonSets
+test-cluster: inotify build kubectl-imagepin test-binaries crash-binaries image kubernetes-binaries ## Tests of pins in the Kubernetes API, with three nodes, of locks and bundles with a kubelet, and of the DaemonSets
 	cd integration/kubelet && $(TEST) -timeout 15m -count 1 -p 1 -parallel 6 ./agree ./claims ./demo ./fleet ./install ./kubectl ./manifests ./scale
 
 # The tests mostly wait for systemd, apt and dnf, so more tests than processors run at a time.

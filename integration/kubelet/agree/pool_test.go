@@ -34,8 +34,8 @@ func startPool(ctx context.Context, name string, opts poolOptions) (*pool.Pool, 
 // pools is the number of pools that single tests have started.
 var pools atomic.Int32
 
-// nodes limits how many nodes of single tests run at a time. A kernel lets about 15 nodes run with its default for
-// fs.inotify.max_user_instances, 128, and other programs also need some.
+// nodes limits how many nodes of single tests run at a time. With the default of Linux for fs.inotify.max_user_instances, 128, which
+// hack/inotify.sh raises, about 15 nodes run.
 var nodes = semaphore.NewWeighted(6)
 
 // newPool starts nodes for one test. It waits until other tests have stopped enough of theirs.
