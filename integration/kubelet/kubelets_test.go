@@ -2,7 +2,6 @@ package kubelet
 
 import (
 	"fmt"
-	"os"
 	"path/filepath"
 	"slices"
 	"testing"
@@ -27,23 +26,15 @@ var differences = map[string]difference{
 
 // TestKubelets runs a part of TestPods with each version of kubelet that works with this API server, with both modes, and
 // with the gate off and on. Then it kills containerd and imagepin serve, and runs a pinned revision without the registry.
-// With IMAGEPIN_KUBELETS=oldest, it runs the oldest version, and each mode with one of both values of the gate.
+// make test-kubelets runs it.
 func TestKubelets(t *testing.T) {
 	t.Parallel()
 	all, err := matrix.Kubelets(filepath.Join("..", ".."))
 	if err != nil {
 		t.Fatal(err)
 	}
-	oldest := false
-	switch v := os.Getenv("IMAGEPIN_KUBELETS"); v {
-	case "":
-	case "oldest":
-		all, oldest = all[len(all)-1:], true
-	default:
-		t.Fatalf("IMAGEPIN_KUBELETS is %q, want oldest or nothing", v)
-	}
 	for minor := range differences {
-		if !oldest && !slices.ContainsFunc(all, func(k matrix.Kubelet) bool { return k.Minor == minor }) {
+		if !slices.ContainsFunc(all, func(k matrix.Kubelet) bool { return k.Minor == minor }) {
 			t.Errorf("there is no kubelet %s, but it has differences", minor)
 		}
 	}
@@ -52,9 +43,6 @@ func TestKubelets(t *testing.T) {
 		t.Run(k.Minor, func(t *testing.T) {
 			for _, mode := range []node.Mode{node.Plugin, node.Serve} {
 				for _, gate := range []bool{false, true} {
-					if oldest && gate != (mode == node.Serve) {
-						continue
-					}
 					t.Run(fmt.Sprintf("%s gate=%t", mode, gate), func(t *testing.T) {
 						t.Parallel()
 						testKubelet(t, k, mode, gate)

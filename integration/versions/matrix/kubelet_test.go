@@ -33,7 +33,7 @@ func TestKubelets(t *testing.T) {
 		t.Errorf("got %+v, %v, want %+v", got, err, want)
 	}
 	const table = "| kubelet | API server | tests |\n|---|---|---|\n| 1.37.2 | 1.37.2 | all |\n" +
-		"| 1.36.3 | 1.37.2 | `make test-kubelets` |\n| 1.34.4 | 1.37.2 | `make test-kubelets`, a part in `make test` |\n"
+		"| 1.36.3 | 1.37.2 | `make test-kubelets` |\n| 1.34.4 | 1.37.2 | `make test-kubelets` |\n"
 	if got := KubeletTable(got); got != table {
 		t.Errorf("got table\n%swant\n%s", got, table)
 	}
