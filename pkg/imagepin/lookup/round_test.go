@@ -32,8 +32,13 @@ func TestRounds(t *testing.T) {
 		e.tags[app], e.tags[other], e.tags[far] = "one", "one", "one"
 		e.run(t, 0, 10*time.Hour)
 		wantEqual(t, "asked without an interval", e.took(), nil)
-		e.run(t, 2*time.Hour, 2*time.Hour) // the first round is in the first interval
-		wantEqual(t, "asked in the first interval", e.took(), []string{far, app})
+		e.run(t, 2*time.Hour, 2*time.Hour) // the first round is in the first interval, and a second one if that was within 12 minutes
+		asked := e.took()
+		if len(asked) == 4 {
+			wantEqual(t, "asked again in the first interval", asked[2:], []string{far, app})
+			asked = asked[:2]
+		}
+		wantEqual(t, "asked in the first interval", asked, []string{far, app})
 		e.run(t, 2*time.Hour, 22*time.Hour)
 		times := e.times
 		if n := len(times); n < 2*9 || n > 2*13 {
