@@ -112,11 +112,11 @@ func (n *Node) unpackPlatform(a *active, name string, by applier) unpack.Platfor
 // unpacksInto returns the snapshotter that images are unpacked in.
 func (n *Node) unpacksInto(a *active, name string) snapshots.Snapshotter {
 	into := n.watched(a, name)
-	switch {
-	case a.guests[name]:
-		return guestpull.Snapshotter(into)
-	case name == upstream.Blockfile:
-		return blockfile{into}
+	if name == upstream.Blockfile {
+		into = blockfile{into}
+	}
+	if a.guests[name] { // some images have files, such as the sandbox image
+		into = guestpull.Snapshotter(into)
 	}
 	return into
 }
