@@ -30,7 +30,7 @@ fetch() {
         exit 1
     }
     # The directories in the root are where a test mounts its own.
-    mkdir -p "$work"/{dev,proc,run,sys,tmp,var,work,usr/bin,usr/lib,usr/lib64}
+    mkdir -p "$work"/{dev,proc,run,sys,tmp,var,usr/bin,usr/lib,usr/lib64}
     ln -s usr/bin usr/lib usr/lib64 "$work"
     for package in "$work.apt"/cache/archives/*.deb; do
         dpkg-deb --fsys-tarfile "$package" | tar -x -C "$work" --keep-directory-symlink \

@@ -52,11 +52,11 @@ var artifacts = []artifact{
 	}},
 	{what: "`buildah manifest add --artifact`, without an image", name: "buildah-only", pull: codes.NotFound, push: func(w *workshop, f form) {
 		w.run("buildah", "manifest", "create", "only")
-		w.run("buildah", "manifest", "add", "--artifact", "--artifact-type", "text/plain", "only", "/work/text.txt")
+		w.run("buildah", "manifest", "add", "--artifact", "--artifact-type", "text/plain", "only", "/var/shared/text.txt")
 		w.run("buildah", "manifest", "push", "--tls-verify=false", "--all", "only", "docker://"+w.ref(f))
 	}},
 	{what: "`podman artifact push`", name: "podman-artifact", volume: empty, push: func(w *workshop, f form) {
-		w.run("podman", "artifact", "add", "--type", "text/plain", w.ref(f), "/work/text.txt")
+		w.run("podman", "artifact", "add", "--type", "text/plain", w.ref(f), "/var/shared/text.txt")
 		w.run("podman", "artifact", "push", "--tls-verify=false", w.ref(f))
 	}},
 	{what: "an attestation of BuildKit, without its image", name: "attestation", volume: mismatch, refused: true, ggcr: true, push: func(w *workshop, f form) {

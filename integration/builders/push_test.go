@@ -23,21 +23,21 @@ func (w *workshop) build() {
 	w.context("own", own)
 	w.context("foreign", foreign)
 	w.write("text.txt", "text\n")
-	w.run("buildah", "build", "--isolation", "chroot", "--tag", "app", "/work/own")
-	w.run("podman", "build", "--isolation", "chroot", "--tag", "podman-app", "/work/own")
+	w.run("buildah", "build", "--isolation", "chroot", "--tag", "app", "/var/shared/own")
+	w.run("podman", "build", "--isolation", "chroot", "--tag", "podman-app", "/var/shared/own")
 	w.run("buildah", "manifest", "create", "all")
 	for _, p := range []struct{ dir, platform string }{{"foreign", foreignPlatform}, {"own", images.HostPlatform()}} {
-		w.run("buildah", "build", "--isolation", "chroot", "--platform", p.platform, "--manifest", "all", "/work/"+p.dir)
+		w.run("buildah", "build", "--isolation", "chroot", "--platform", p.platform, "--manifest", "all", "/var/shared/"+p.dir)
 	}
 	w.run("buildah", "manifest", "create", "all-artifact", "app")
-	w.run("buildah", "manifest", "add", "--artifact", "--artifact-type", "text/plain", "all-artifact", "/work/text.txt")
+	w.run("buildah", "manifest", "add", "--artifact", "--artifact-type", "text/plain", "all-artifact", "/var/shared/text.txt")
 }
 
 // push pushes what build has built, with buildah or podman.
 func push(image string, args ...string) func(*workshop, form) string {
 	return func(w *workshop, f form) string {
 		w.t.Helper()
-		args := append([]string{"push", "--tls-verify=false", "--digestfile", "/work/digest"}, args...)
+		args := append([]string{"push", "--tls-verify=false", "--digestfile", "/var/shared/digest"}, args...)
 		if strings.HasPrefix(image, "all") {
 			args = append([]string{"manifest"}, append(args, "--all")...)
 		}
@@ -50,7 +50,7 @@ func push(image string, args ...string) func(*workshop, form) string {
 func skopeo(from string, args ...string) func(*workshop, form) string {
 	return func(w *workshop, f form) string {
 		w.t.Helper()
-		args := append([]string{"copy", "--src-tls-verify=false", "--dest-tls-verify=false", "--digestfile", "/work/digest"}, args...)
+		args := append([]string{"copy", "--src-tls-verify=false", "--dest-tls-verify=false", "--digestfile", "/var/shared/digest"}, args...)
 		w.run("skopeo", append(args, "docker://"+w.host+"/"+from+":v1", "docker://"+w.ref(f))...)
 		return w.read("digest")
 	}
@@ -58,9 +58,9 @@ func skopeo(from string, args ...string) func(*workshop, form) string {
 
 func skopeoUncompressed(w *workshop, f form) string {
 	w.t.Helper()
-	w.run("skopeo", "copy", "--dest-oci-accept-uncompressed-layers", "containers-storage:[vfs@/work/storage+/work/run]localhost/app", "oci:/work/plain:v1")
+	w.run("skopeo", "copy", "--dest-oci-accept-uncompressed-layers", "containers-storage:[vfs@/var/shared/storage+/var/shared/run]localhost/app", "oci:/var/shared/plain:v1")
 	// Without --preserve-digests, skopeo compresses what it writes to a registry.
-	w.run("skopeo", "copy", "--preserve-digests", "--dest-tls-verify=false", "--digestfile", "/work/digest", "oci:/work/plain:v1", "docker://"+w.ref(f))
+	w.run("skopeo", "copy", "--preserve-digests", "--dest-tls-verify=false", "--digestfile", "/var/shared/digest", "oci:/var/shared/plain:v1", "docker://"+w.ref(f))
 	return w.read("digest")
 }
 

@@ -18,7 +18,7 @@ import (
 	"github.com/imagepin/imagepin/integration/testkit"
 )
 
-// inRoot runs a command in the root of hack/builders.sh, which it does not change. /work is a directory of the test. It runs in
+// inRoot runs a command in the root of hack/builders.sh, which it does not change. /var/shared is a directory of the test. It runs in
 // a mount namespace of its own.
 const inRoot = `set -e
 root=$1 work=$2
@@ -27,15 +27,15 @@ mount --bind "$root" "$root"
 mount -o remount,bind,ro "$root"
 for dir in dev proc sys; do mount --rbind "/$dir" "$root/$dir"; done
 for dir in run tmp var; do mount -t tmpfs none "$root/$dir"; done
-mkdir "$root/var/tmp"
-mount --bind "$work" "$root/work"
+mkdir "$root/var/tmp" "$root/var/shared"
+mount --bind "$work" "$root/var/shared"
 cd "$root"
 exec chroot . "$@"`
 
 // workshop is a directory in which builders run, and the registries to which they push.
 type workshop struct {
 	t    *testing.T
-	dir  string // /work of the builders
+	dir  string // /var/shared of the builders
 	host string // of docker-registry
 	ggcr *registry.Registry
 }
@@ -44,8 +44,8 @@ type workshop struct {
 func newWorkshop(t *testing.T, ggcr *registry.Registry) *workshop {
 	t.Helper()
 	w := &workshop{t: t, dir: t.TempDir(), host: testkit.Address(t), ggcr: ggcr}
-	w.write("registry.yml", "version: 0.1\nlog: {level: error, accesslog: {disabled: true}}\nstorage: {filesystem: {rootdirectory: /work/registry}}\nhttp: {addr: "+w.host+"}\n")
-	cmd := w.command("docker-registry", "serve", "/work/registry.yml")
+	w.write("registry.yml", "version: 0.1\nlog: {level: error, accesslog: {disabled: true}}\nstorage: {filesystem: {rootdirectory: /var/shared/registry}}\nhttp: {addr: "+w.host+"}\n")
+	cmd := w.command("docker-registry", "serve", "/var/shared/registry.yml")
 	log := filepath.Join(w.dir, "registry.log")
 	out, err := os.Create(log)
 	if err != nil {
@@ -120,7 +120,7 @@ func (w *workshop) command(args ...string) *exec.Cmd {
 func (w *workshop) run(program string, args ...string) {
 	w.t.Helper()
 	if program != "skopeo" {
-		args = append([]string{"--root", "/work/storage", "--runroot", "/work/run", "--storage-driver", "vfs"}, args...)
+		args = append([]string{"--root", "/var/shared/storage", "--runroot", "/var/shared/run", "--storage-driver", "vfs"}, args...)
 	}
 	w.output(w.command(append([]string{program}, args...)...))
 }
