@@ -87,40 +87,50 @@ func gone(path string) bool {
 // RemoveUnusable removes the unusable snapshots of an entry: the lowest one whose directory is gone or whose files are damaged,
 // and all its descendants. If a container uses one of them, it removes at most what abandoned unpacks have left on them, and returns
 // ErrFailedPrecondition. It knows of damaged files from earlier checks. The context must have a lease.
-func (c *Checker) RemoveUnusable(ctx context.Context, e imagepin.Entry) error {
+//
+// Before it removes them, it evicts the keys that need them, also those of other images, and returns these, also with an error: what is
+// unpacked in their place may be lost when the power is cut.
+func (c *Checker) RemoveUnusable(ctx context.Context, e imagepin.Entry) (evicted []imagepin.Entry, _ error) {
 	snapshotter := c.config.Snapshotter(e.Target.Snapshotter)
 	all, err := family.Of(ctx, snapshotter)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	lowest, why, err := c.lowestUnusable(ctx, e, all)
 	if err != nil || lowest == "" {
-		return err
+		return nil, err
 	}
 	if err := c.damage.mark(ctx, snapshotter, store.Snapshot{Snapshotter: e.Target.Snapshotter, ChainID: lowest}); err != nil {
-		return fmt.Errorf("label snapshot %s: %w", lowest, err)
+		return nil, fmt.Errorf("label snapshot %s: %w", lowest, err)
 	}
 	for _, n := range all.WithDescendants(lowest.String()) {
 		if c.suspects.isAbandoned(all[n]) {
 			if err := snapshotter.Remove(ctx, n); err != nil && !errdefs.IsNotFound(err) {
-				return fmt.Errorf("remove snapshot %s: %w", n, err)
+				return nil, fmt.Errorf("remove snapshot %s: %w", n, err)
 			}
 			delete(all, n)
 		}
 	}
 	for _, n := range all.WithDescendants(lowest.String()) {
 		if isInUse(all[n]) {
-			return fmt.Errorf("%s, and container %s uses it: repair the image again when its containers are removed: %w", why, n, errdefs.ErrFailedPrecondition)
+			return nil, fmt.Errorf("%s, and container %s uses it: repair the image again when its containers are removed: %w", why, n, errdefs.ErrFailedPrecondition)
 		}
 	}
 	toRemove := all.WithDescendants(lowest.String())
+	chainIDs := make([]digest.Digest, len(toRemove))
+	for i, name := range toRemove {
+		chainIDs[i] = digest.Digest(name)
+	}
+	if evicted, err = c.config.Images.EvictUnusable(ctx, e.Target.Snapshotter, chainIDs, why); err != nil {
+		return evicted, err
+	}
 	if err := c.removeAll(ctx, e.Target.Snapshotter, toRemove); err != nil {
-		return err
+		return evicted, err
 	}
-	for _, name := range toRemove {
-		c.damage.forgetReplaced(store.Snapshot{Snapshotter: e.Target.Snapshotter, ChainID: digest.Digest(name)})
+	for _, id := range chainIDs {
+		c.damage.forgetReplaced(store.Snapshot{Snapshotter: e.Target.Snapshotter, ChainID: id})
 	}
-	return nil
+	return evicted, nil
 }
 
 // removeAll removes snapshots in this order, and the views of checks on them that are created meanwhile.

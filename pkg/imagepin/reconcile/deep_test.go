@@ -281,11 +281,14 @@ func TestDeepCheckOfSnapshots(t *testing.T) {
 		t.Fatalf("got findings %+v, %v, want only %s", report.Findings, err, view[0].Source)
 	}
 	e := d.store.ByID(img.Config.Digest)[0]
-	if err := d.config.Checker.RemoveUnusable(ctx, e); !errdefs.IsFailedPrecondition(err) || !d.HasSnapshot(t, "first", img.ChainID) {
+	if _, err := d.config.Checker.RemoveUnusable(ctx, e); !errdefs.IsFailedPrecondition(err) || !d.HasSnapshot(t, "first", img.ChainID) {
 		t.Errorf("with a container: got %v, want a FailedPrecondition error and the snapshot", err)
 	}
 	noError(t, sn.Remove(ctx, "container"))
-	noError(t, d.config.Checker.RemoveUnusable(ctx, e))
+	evicted, err := d.config.Checker.RemoveUnusable(ctx, e)
+	if noError(t, err); len(evicted) != 1 || evicted[0].Key != e.Key {
+		t.Errorf("evicted %v, want %s", evicted, e.Key)
+	}
 	if d.HasSnapshot(t, "first", img.ChainID) || !d.HasSnapshot(t, "first", d.images[1].ChainID) {
 		t.Error("the snapshot was not removed, or another snapshot was")
 	}

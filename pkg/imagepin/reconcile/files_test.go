@@ -12,6 +12,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/containerd/containerd/v2/core/images"
 	"github.com/containerd/containerd/v2/core/snapshots"
@@ -337,6 +338,56 @@ func TestViewDuringRemoval(t *testing.T) {
 	d.wantIntact(t)
 }
 
+// watched calls before when an image is to be unpacked.
+type watched struct {
+	Maker
+	before func()
+}
+
+func (w watched) Unpack(ctx context.Context, e imagepin.Entry, record func(context.Context, imagepin.Entry) error) error {
+	w.before()
+	return w.Maker.Unpack(ctx, e, record)
+}
+
+// TestRemovedIsNotDurable checks that no key of a removed snapshot has a mark of durability when a repair unpacks it again: what is
+// unpacked may be lost when the power is cut.
+func TestRemovedIsNotDurable(t *testing.T) {
+	d := newFilesNode(t, "overlayfs")
+	d.reboot(t, &fakeBoot{id: "second", began: time.Now().Add(time.Hour)})
+	d.unmarked.run(d.ctx)
+	if got := d.durable(t); !slices.Equal(got, []string{tagA, tagB}) {
+		t.Fatalf("%q are durable, want both", got)
+	}
+	noError(t, os.RemoveAll(d.directory(t, d.base)))
+	f := d.deep(t)[tagA]
+	unpacks := 0
+	d.config.Maker = watched{d.config.Maker, func() {
+		unpacks++
+		if got := d.durable(t); len(got) > 0 {
+			t.Errorf("%q are durable, want none", got)
+		}
+	}}
+	if done, err := d.Repair(d.ctx, f); done != Unpacked || err != nil || unpacks != 1 || !f.Loss.MissingDirectory {
+		t.Errorf("repair of %q: got %q, %v, want %q", f.Problem, done, err, Unpacked)
+	}
+}
+
+// durable returns the references of the keys whose labels have a mark of durability.
+func (d *filesNode) durable(t *testing.T) (refs []string) {
+	t.Helper()
+	all, err := d.Images.List(d.ctx)
+	noError(t, err)
+	for _, img := range all {
+		for name, value := range img.Labels {
+			if e, err := imagepin.DecodeKeyLabel(name, value); err == nil && e.Durable != "" {
+				refs = append(refs, e.Ref)
+			}
+		}
+	}
+	slices.Sort(refs)
+	return refs
+}
+
 var errRemove = errors.New("killed")
 
 // TestInterruptedRemoval ends the removal of damaged snapshots before that of the damaged one. The next start unpacks nothing on it.
@@ -360,7 +411,7 @@ func TestInterruptedRemoval(t *testing.T) {
 		t.Fatalf("got %+v, %v, want %q", got, err, f.Problem)
 	}
 	ctx, done := d.Lease(t)
-	if err := broken.RemoveUnusable(ctx, f.Loss.Entry); !errors.Is(err, errRemove) {
+	if _, err := broken.RemoveUnusable(ctx, f.Loss.Entry); !errors.Is(err, errRemove) {
 		t.Fatalf("got %v, want %v", err, errRemove)
 	}
 	done()

@@ -303,7 +303,7 @@ func (r repairer) repairSnapshots(ctx context.Context, loss health.Loss) (replac
 	}
 	defer r.snapshots.Unlock(e.Target.Snapshotter)
 	err := lease.With(ctx, r.config.Leases, lease.Use, func(ctx context.Context) error {
-		return r.config.Checker.RemoveUnusable(ctx, e)
+		return r.removeSnapshots(ctx, e)
 	})
 	if !errdefs.IsFailedPrecondition(err) || !loss.DamagedFiles || r.config.Replacer == nil {
 		return false, err
@@ -323,6 +323,17 @@ func (r repairer) repairSnapshots(ctx context.Context, loss health.Loss) (replac
 	}
 	failpoint.Reach("exchange.forgotten")
 	return true, nil
+}
+
+// removeSnapshots removes the unusable snapshots of an entry, see [health.Checker.RemoveUnusable], and queues what needs them for repair.
+func (r repairer) removeSnapshots(ctx context.Context, e imagepin.Entry) error {
+	evicted, err := r.config.Checker.RemoveUnusable(ctx, e)
+	for _, o := range evicted {
+		loss, lerr := r.withoutSnapshot(ctx, o)
+		loss.Unverified = err != nil || lerr != nil
+		r.again(loss)
+	}
+	return err
 }
 
 // lacksLayers is the error of files that cannot be replaced because a layer is missing or damaged. A pull fetches it.
@@ -351,7 +362,7 @@ func (r repairer) checkFiles(ctx context.Context, loss health.Loss) error {
 	if err != nil || why == "" {
 		return err
 	}
-	if err := r.config.Checker.RemoveUnusable(ctx, loss.Entry); err != nil {
+	if err := r.removeSnapshots(ctx, loss.Entry); err != nil {
 		return err
 	}
 	return fmt.Errorf("%s: the snapshots were removed: %w", why, errdefs.ErrUnavailable)

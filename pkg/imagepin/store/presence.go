@@ -39,6 +39,21 @@ func (s *Store) EvictSnapshot(ctx context.Context, snapshotter, name string) ([]
 	return gone, s.endDurable(ctx, gone, reason)
 }
 
+// EvictUnusable removes the keys that need one of these snapshots from the index, before the snapshots are removed because they are
+// unusable. It returns them for repair. Their labels stay, and are marked as damaged if they have a mark of durability.
+func (s *Store) EvictUnusable(ctx context.Context, snapshotter string, chainIDs []digest.Digest, reason string) ([]imagepin.Entry, error) {
+	unlock, err := s.lock(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer unlock()
+	var gone []imagepin.Entry
+	for _, c := range chainIDs {
+		gone = append(gone, s.evict(s.index.unchanged(s.index.needing(snapshot{snapshotter, c})), reason)...)
+	}
+	return gone, s.endDurable(ctx, gone, reason)
+}
+
 // EvictBlob looks at the content of the keys that have a blob as their index, manifest or configuration. It removes
 // those that lack content from the index, and returns them.
 func (s *Store) EvictBlob(ctx context.Context, d digest.Digest) ([]imagepin.Entry, error) {
