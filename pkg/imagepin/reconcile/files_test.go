@@ -338,6 +338,24 @@ func TestViewDuringRemoval(t *testing.T) {
 	d.wantIntact(t)
 }
 
+// TestRecordOfCollectedView checks that a view that containerd has collected, and whose record it keeps in the snapshot below, does not
+// keep a damaged snapshot.
+func TestRecordOfCollectedView(t *testing.T) {
+	d := newFilesNode(t, "overlayfs")
+	d.truncate(t, d.images[0].ChainID, "etc/a")
+	f := d.deep(t)[tagA]
+	_, err := d.Snapshotter("first").View(d.ctx, "imagepin-check-collected", d.images[0].ChainID.String())
+	noError(t, err)
+	d.Collect(t)
+	if err := d.Snapshotter("first").Remove(d.ctx, d.images[0].ChainID.String()); !errdefs.IsFailedPrecondition(err) || d.HasSnapshot(t, "first", "imagepin-check-collected") {
+		t.Fatalf("removing the snapshot below a collected view: got %v, want a FailedPrecondition error", err)
+	}
+	if done, err := d.Repair(d.ctx, f); done != Unpacked || err != nil {
+		t.Errorf("repair: got %q, %v, want %q", done, err, Unpacked)
+	}
+	d.wantIntact(t)
+}
+
 // watched calls before when an image is to be unpacked.
 type watched struct {
 	Maker

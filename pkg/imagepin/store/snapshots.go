@@ -166,12 +166,15 @@ func (s *reader) Snapshots() []Snapshot {
 	return all
 }
 
-// ReleaseSnapshot removes the references to a snapshot from the configurations of the images that need it. Then only
-// its child snapshots keep it, until the images are unpacked again.
+// ReleaseSnapshot removes the references to a snapshot from the configurations of the images that need it, also of damaged keys. Then
+// only its child snapshots keep it, until the images are unpacked again.
 func (s *presence) ReleaseSnapshot(ctx context.Context, sn Snapshot) error {
 	s.index.mu.RLock()
 	entries := s.index.bySnapshot[snapshot{sn.Snapshotter, sn.ChainID}].values()
 	s.index.mu.RUnlock()
+	for _, d := range s.damagedIf(func(d Damaged) bool { return SnapshotOf(d.Entry) == sn }) {
+		entries = append(entries, d.Entry)
+	}
 	for _, e := range entries {
 		if err := s.release(ctx, Unpacked{e.ImageID, sn.Snapshotter}); err != nil {
 			return err
