@@ -88,8 +88,8 @@ func gone(path string) bool {
 // and all its descendants. If a container uses one of them, it removes at most what abandoned unpacks have left on them, and returns
 // ErrFailedPrecondition. It knows of damaged files from earlier checks. The context must have a lease.
 //
-// Before it removes them, it evicts the keys that need them, also those of other images, and returns these, also with an error: what is
-// unpacked in their place may be lost when the power is cut.
+// Before the removal, it evicts all keys that need one of these snapshots, also keys of other images: what is unpacked again may be lost
+// when the power is cut. It returns them for repair, also with an error.
 func (c *Checker) RemoveUnusable(ctx context.Context, e imagepin.Entry) (evicted []imagepin.Entry, _ error) {
 	snapshotter := c.config.Snapshotter(e.Target.Snapshotter)
 	all, err := family.Of(ctx, snapshotter)

@@ -39,8 +39,8 @@ func (s *Store) EvictSnapshot(ctx context.Context, snapshotter, name string) ([]
 	return gone, s.endDurable(ctx, gone, reason)
 }
 
-// EvictUnusable removes the keys that need one of these snapshots from the index, before the snapshots are removed because they are
-// unusable. It returns them for repair. Their labels stay, and are marked as damaged if they have a mark of durability.
+// EvictUnusable removes the keys that need one of some unusable snapshots from the index. Call it before the snapshots are removed. It
+// returns the keys for repair, also with an error. Their labels stay, and are marked as damaged if they have a mark of durability.
 func (s *Store) EvictUnusable(ctx context.Context, snapshotter string, chainIDs []digest.Digest, reason string) ([]imagepin.Entry, error) {
 	unlock, err := s.lock(ctx)
 	if err != nil {
