@@ -134,6 +134,39 @@ func TestStrangersManifestOfAPrivateConfiguration(t *testing.T) {
 	}
 }
 
+// TestCopyInTheSameRegistry pulls an image that is on the node from another repository of its registry. The registry is asked for
+// the manifest only. A manifest that no image on the node has does not give the configuration that it names, also if an earlier
+// pull has fetched it.
+func TestCopyInTheSameRegistry(t *testing.T) {
+	t.Parallel()
+	ctx := testkit.Context(t)
+	reg := testkit.Registry(t)
+	n := testkit.Node(t, node.Options{NoPods: true, Extra: testkit.BehaviorRules})
+	img := testkit.App(t, images.Options{})
+	own := testkit.App(t, images.Options{Annotations: map[string]string{"of": "the tenant"}})
+	for name, content := range map[string]remote.Taggable{"app:v1": img, "copy:v1": img, "tenant:v1": own} {
+		testkit.Push(t, reg, name, content)
+	}
+	if _, err := n.Pull(ctx, reg.Ref("app:v1"), ""); err != nil {
+		t.Fatal(err)
+	}
+	reg.SetFault(registry.FaultIf(registry.Fault{Status: http.StatusNotFound}, registry.Is(http.MethodGet, registry.Blob)))
+	for range 2 {
+		_, err := n.Pull(ctx, reg.Ref("tenant:v1"), "")
+		testkit.Failure{Name: "CannotPullImage", Code: codes.NotFound}.Check(t, err, reg.Ref("tenant:v1"), testkit.TargetOf(""))
+	}
+	reg.Reset()
+	if _, err := n.Pull(ctx, reg.Ref("copy:v1"), ""); err != nil {
+		t.Fatal(err)
+	}
+	if reg.Count(registry.Is("HEAD", registry.Manifest)) != 1 || reg.Count(registry.Is("GET", registry.Manifest)) != 1 || reg.Count() != 2 {
+		t.Errorf("got other requests than a HEAD and a GET of the manifest:\n%s", reg.Dump())
+	}
+	if _, err := n.Pull(ctx, reg.Ref("tenant:v1"), ""); err == nil {
+		t.Error("the tenant's image was pulled without its configuration")
+	}
+}
+
 func must[T any](t *testing.T, f func() (T, error)) T {
 	t.Helper()
 	v, err := f()

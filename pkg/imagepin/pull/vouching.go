@@ -89,8 +89,10 @@ func (v *vouching) vouchPresent(ctx context.Context, src *source, manifest ocisp
 	return err == nil, err
 }
 
-// vouchImage calls [vouching.vouch] for a manifest and its configuration, unless it is known that the registry serves them. It fails with ErrNotFound if a part is not on
-// the node: another pull may be replacing it.
+// vouchImage calls [vouching.vouch] for a manifest and its configuration, unless it is known that the registry serves them. If
+// the node has pulled the same manifest from another repository of the registry, the manifest is enough: a registry refuses a
+// manifest whose blobs its repository does not have (MANIFEST_BLOB_UNKNOWN in the OCI distribution specification). vouchImage
+// fails with ErrNotFound if a part is not on the node: another pull may be replacing it.
 func (v *vouching) vouchImage(ctx context.Context, src *source, manifest ocispec.Descriptor) error {
 	if src.trusted {
 		return nil
@@ -110,7 +112,7 @@ func (v *vouching) vouchImage(ctx context.Context, src *source, manifest ocispec
 		if _, err := v.content.Info(ctx, desc.Digest); err != nil {
 			return err
 		}
-		if v.known(ctx, src, desc) {
+		if v.known(ctx, src, desc) || desc.Digest == m.Config.Digest && v.index.InRegistry(m.Config.Digest, manifest.Digest, src.registry) {
 			continue
 		}
 		if err := v.vouch(ctx, src, f, desc); err != nil {

@@ -51,6 +51,15 @@ func (s *reader) InRepository(id, manifest digest.Digest, repository string) boo
 	})
 }
 
+// InRegistry reports whether an image ID has an entry with this manifest that was pulled from a registry, given by its domain.
+func (s *reader) InRegistry(id, manifest digest.Digest, registry string) bool {
+	s.index.mu.RLock()
+	defer s.index.mu.RUnlock()
+	return slices.ContainsFunc(s.index.byID[id], func(e *imagepin.Entry) bool {
+		return e.Manifest == manifest && e.Source == imagepin.SourcePull && strings.HasPrefix(e.Ref, registry+"/")
+	})
+}
+
 // ByRecord returns the entries whose labels a record carries.
 func (s *reader) ByRecord(name string) []imagepin.Entry {
 	s.index.mu.RLock()
