@@ -1,11 +1,37 @@
 package health
 
 import (
+	"strings"
+
+	"github.com/containerd/containerd/v2/core/content"
+	"github.com/containerd/containerd/v2/pkg/labels"
 	"github.com/opencontainers/go-digest"
 
 	"github.com/imagepin/imagepin/pkg/imagepin"
 	"github.com/imagepin/imagepin/pkg/imagepin/internal/blobs"
 )
+
+// Blob is the record of a blob.
+type Blob struct {
+	Size         int64 // bytes
+	FromRegistry bool  // see the function [FromRegistry]
+}
+
+// Blob returns the record of a blob. ok is false if there was none.
+func (inv *Inventory) Blob(d digest.Digest) (_ Blob, ok bool) {
+	size, ok := inv.files.sizes[d]
+	return Blob{Size: size, FromRegistry: !inv.files.loaded[d]}, ok
+}
+
+// FromRegistry reports whether a blob came from a registry, and not from a file: containerd labels it with its registry.
+func FromRegistry(i content.Info) bool {
+	for label := range i.Labels {
+		if strings.HasPrefix(label, labels.LabelDistributionSource) {
+			return true
+		}
+	}
+	return false
+}
 
 // needed returns the blobs that an entry needs, see [blobs.Image.Needed].
 func (inv *Inventory) needed(e imagepin.Entry) (needed []blobs.Need, indexGone bool) {

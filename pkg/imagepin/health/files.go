@@ -23,6 +23,8 @@ const concurrentChecks = 4
 // not checked.
 type files struct {
 	sizes map[digest.Digest]int64
+	// loaded are the blobs that came from no registry.
+	loaded map[digest.Digest]bool
 	// refs are the blobs that each blob references.
 	refs map[digest.Digest]blobs.Refs
 	// layers are the blobs that manifests reference as layers, and that nothing references otherwise. An unpacked image
@@ -35,7 +37,7 @@ type files struct {
 
 func newFiles() files {
 	return files{
-		sizes: make(map[digest.Digest]int64), layers: make(map[digest.Digest]bool), refs: make(map[digest.Digest]blobs.Refs),
+		sizes: make(map[digest.Digest]int64), loaded: make(map[digest.Digest]bool), layers: make(map[digest.Digest]bool), refs: make(map[digest.Digest]blobs.Refs),
 		damaged: make(map[digest.Digest]*blobs.Damage), unread: make(map[digest.Digest]error), noDirectory: make(map[store.Snapshot]string),
 	}
 }
@@ -43,6 +45,9 @@ func newFiles() files {
 // note adds the record of a blob.
 func (f *files) note(i content.Info) {
 	f.sizes[i.Digest] = i.Size
+	if !FromRegistry(i) {
+		f.loaded[i.Digest] = true
+	}
 	refs := blobs.RefsOf(i)
 	all := refs.All()
 	if len(all) == 0 {

@@ -63,6 +63,8 @@ type Containerd struct {
 	Holder cri.Holder
 	// Collect runs containerd's garbage collection and waits for it. If it is nil, the deletion of a lease does.
 	Collect func(context.Context) error
+	// AdoptAtATime is [store.Config.AdoptAtATime].
+	AdoptAtATime int
 }
 
 // Walking is the walking differ, as an applier that unpacks layers while they are downloaded.
@@ -160,7 +162,7 @@ func New(c Config) (*Node, error) {
 	n.store = store.New(store.Config{
 		Records: n.containerd.Records, Content: n.containerd.Content, Leases: n.containerd.Leases, Snapshotter: n.containerd.Snapshots,
 		Runtimes: n.runtimes, PinnedImages: func() []string { return n.active.Load().pinnedImages }, Released: n.CollectAsync,
-		Collect: n.containerd.Collect, KeysARecord: c.KeysARecord,
+		Collect: n.containerd.Collect, KeysARecord: c.KeysARecord, AdoptAtATime: n.containerd.AdoptAtATime,
 	})
 	n.pins = pin.New(pin.Config{
 		Images: n.containerd.Pins, Namespaces: n.containerd.Namespaces, Notify: n.notify, InUse: n.pinsInUse,

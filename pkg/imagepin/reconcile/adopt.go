@@ -15,11 +15,11 @@ import (
 	"github.com/distribution/reference"
 	"github.com/opencontainers/go-digest"
 
-	"github.com/imagepin/imagepin/internal/blobcache"
 	"github.com/imagepin/imagepin/internal/failpoint"
 	"github.com/imagepin/imagepin/pkg/imagepin"
 	"github.com/imagepin/imagepin/pkg/imagepin/health"
 	"github.com/imagepin/imagepin/pkg/imagepin/store"
+	"github.com/imagepin/imagepin/pkg/runtimeplatform"
 )
 
 // adoptBatch is how many images are adopted in one transaction.
@@ -39,12 +39,19 @@ type adopter struct {
 // are served yet, and the records of the images hold them.
 func (a *adopter) adoptAll(ctx context.Context, unknown []images.Image, have *health.Inventory) error {
 	has := a.unanswered.inInventory(ctx, have)
-	look := newLook(blobcache.New(a.config.Content))
+	look := newLookAtStart(a.config.Content, have)
 	late, err := a.unmarked.atStart()
 	if err != nil {
 		return err
 	}
+	var runtimes []runtimeplatform.Runtime
+	for _, t := range a.config.Runtimes().Targets() {
+		if rt, ok := a.config.Runtimes().ForTarget(t); ok {
+			runtimes = append(runtimes, rt)
+		}
+	}
 	for batch := range slices.Chunk(unknown, adoptBatch) {
+		look.describeAll(ctx, slices.DeleteFunc(slices.Clone(batch), notAdoptable), runtimes)
 		var adoptions []store.Adoption
 		for _, img := range batch {
 			if entries := a.adopt(ctx, img, look, has, late); len(entries) > 0 {
@@ -311,6 +318,11 @@ func (a *adopter) unadopted(ctx context.Context, img images.Image, has hasSnapsh
 	}
 	slices.Sort(without)
 	return "it is not unpacked in " + strings.Join(slices.Compact(without), ", ")
+}
+
+func notAdoptable(img images.Image) bool {
+	_, err := adoptable(img)
+	return err != nil
 }
 
 // adoptable returns the reference that a record's name is, if a pod can use it. It fails for an image ID, which is

@@ -1,11 +1,17 @@
 package reconcile
 
 import (
+	"context"
+	"os"
+	"reflect"
 	"testing"
 
+	"github.com/containerd/containerd/v2/core/images"
 	"github.com/containerd/errdefs"
 
 	"github.com/imagepin/imagepin/internal/ctdtest"
+	"github.com/imagepin/imagepin/pkg/imagepin"
+	localblobs "github.com/imagepin/imagepin/pkg/imagepin/internal/blobs"
 	"github.com/imagepin/imagepin/pkg/imagepin/pull"
 	"github.com/imagepin/imagepin/pkg/runtimeplatform"
 )
@@ -53,5 +59,45 @@ func TestLookDescribesOnce(t *testing.T) {
 		if _, err := l.describe(ctx, missing, rt); !errdefs.IsNotFound(err) {
 			t.Errorf("an image that is not on the node: got %v, want a NotFound error", err)
 		}
+	}
+}
+
+// TestLookAtStart checks that a start describes an image as a later look does, with what the inventory has found and without the
+// content store, and that it asks the store for a file that is damaged.
+func TestLookAtStart(t *testing.T) {
+	d := newDeepNode(t)
+	ctx, done := d.Lease(t)
+	defer done()
+	blobs := ctdtest.Blobs{}
+	img := blobs.Image("linux/amd64", "a", nil)
+	d.Write(ctx, t, blobs)
+	rt := d.config.Runtimes().Default()
+	want, err := newLook(d.config.Content).describe(ctx, img.Manifest, rt)
+	noError(t, err)
+	have, err := d.config.Checker.Inventory(ctx)
+	noError(t, err)
+
+	asked := 0
+	count := func(context.Context, ctdtest.Call) error {
+		asked++
+		return nil
+	}
+	local := localblobs.WithLocalFiles(ctdtest.Always(d.ContentDir()), ctdtest.Content{Store: d.Content, Before: count})
+	atStart := func() (imagepin.Entry, error) {
+		l := newLookAtStart(local, have)
+		l.describeAll(ctx, []images.Image{{Target: img.Manifest}}, []runtimeplatform.Runtime{rt})
+		return l.describe(ctx, img.Manifest, rt)
+	}
+	got, err := atStart()
+	noError(t, err)
+	if !reflect.DeepEqual(got, want) {
+		t.Errorf("got %+v, want %+v", got, want)
+	}
+	if asked > 0 {
+		t.Errorf("the content store was asked %d times", asked)
+	}
+	noError(t, os.Truncate(d.File(img.Config.Digest), 1))
+	if _, err := atStart(); err == nil || asked == 0 {
+		t.Errorf("a damaged configuration: got %v, the content store was asked %d times", err, asked)
 	}
 }

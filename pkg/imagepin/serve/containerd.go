@@ -208,6 +208,10 @@ func (r socketRecords) Atomically(ctx context.Context, fn func(context.Context, 
 	return fn(ctx, r.Store)
 }
 
+// adoptAtATime is how many images are recorded at a time at the first start. containerd makes one write after the other; the calls
+// before and after it are made meanwhile.
+const adoptAtATime = 8
+
 // services returns the services of containerd that a node uses.
 func (c *containerd) services() node.Containerd {
 	records := pagedImages{c.client.ImageService()}
@@ -220,6 +224,8 @@ func (c *containerd) services() node.Containerd {
 		Events:     eventService{c.client.EventService()},
 		Applier:    c.client.DiffService(),
 		Snapshots:  c.client.SnapshotService,
+
+		AdoptAtATime: adoptAtATime,
 	})
 }
 

@@ -27,6 +27,14 @@ func (s *Store) Adopt(ctx context.Context, adoptions ...Adoption) (Change, error
 		return Change{}, err
 	}
 	defer unlock()
+	if s.config.AdoptAtATime > 1 {
+		return s.adoptGroups(ctx, adoptions)
+	}
+	return s.adopt(ctx, adoptions)
+}
+
+// adopt is Adopt for a caller that holds the lock.
+func (s *writer) adopt(ctx context.Context, adoptions []Adoption) (Change, error) {
 	for {
 		change, err := s.put(ctx, "", s.notPulledSince(adoptions), func(ctx context.Context, store images.Store) error {
 			return checkUnmoved(ctx, store, adoptions)

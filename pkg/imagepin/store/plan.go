@@ -25,6 +25,8 @@ type plan struct {
 
 	mayCreate    creator
 	precondition precondition // nil is none
+	// needed is set if it is known that there is something to write.
+	needed bool
 }
 
 // creator reports whether a change may create a record. A record that is missing otherwise was deleted by another tool,

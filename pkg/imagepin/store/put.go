@@ -72,7 +72,7 @@ func (s *writer) put(ctx context.Context, proof string, entries []imagepin.Entry
 	imported, pulled = slices.DeleteFunc(imported, removed), slices.DeleteFunc(pulled, removed)
 	// Entries that move to another record are written first, so that a record carries each key at any time.
 	replaced, entries = slices.Concat(replaced, before, superseded, imported, s.damagedElsewhere(entries)), append(after, entries...)
-	p := plan{proof: usedProof(proof), mayCreate: s.creatorFor(entries), precondition: pre}
+	p := plan{proof: usedProof(proof), mayCreate: s.creatorFor(entries), precondition: pre, needed: true}
 	ch, err := s.commit(ctx, nil, replaced, append(entries, pulled...), p)
 	if err != nil {
 		return ch, err

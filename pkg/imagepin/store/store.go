@@ -35,7 +35,7 @@ type Records interface {
 // collectTimeout limits each garbage collection, and the work that goes on after the caller's context has ended.
 const collectTimeout = time.Minute
 
-// Config configures a Store. All fields except PinnedImages, Released, Collect and KeysARecord are required.
+// Config configures a Store. All fields except PinnedImages, Released, Collect, KeysARecord and AdoptAtATime are required.
 type Config struct {
 	Records     Records
 	Content     content.Store
@@ -54,6 +54,9 @@ type Config struct {
 	// KeysARecord is how many keys the record of a digest carries. The records of further tags carry their own keys.
 	// Zero means 16.
 	KeysARecord int
+	// AdoptAtATime is how many images [Store.Adopt] records at a time, each in writes of its own. It is for Records without
+	// transactions. If it is zero, Adopt records all images in one transaction.
+	AdoptAtATime int
 }
 
 // Store holds the keys of a node. It is safe for concurrent use.
@@ -160,14 +163,17 @@ func (s *writer) commit(ctx context.Context, recorded, removed, added []imagepin
 
 // writePlan makes the changes of a plan, and returns them.
 func (s *writer) writePlan(ctx context.Context, p plan) ([]change, error) {
-	// A transaction costs a sync to disk even if it writes nothing.
-	changes, err := p.changes(ctx, s.config.Records)
-	if err != nil {
-		return nil, err
+	var changes []change
+	if !p.needed { // a transaction costs a sync to disk even if it writes nothing
+		var err error
+		if changes, err = p.changes(ctx, s.config.Records); err != nil {
+			return nil, err
+		}
 	}
-	if len(changes) > 0 {
-		err = s.config.Records.Atomically(ctx, func(ctx context.Context, store images.Store) error {
+	if p.needed || len(changes) > 0 {
+		err := s.config.Records.Atomically(ctx, func(ctx context.Context, store images.Store) error {
 			// Other tools write too, so compute the changes again in the transaction.
+			var err error
 			if changes, err = p.write(ctx, store); err != nil {
 				return err
 			}

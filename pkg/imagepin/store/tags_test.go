@@ -72,7 +72,7 @@ func TestCostOfOneMoreTag(t *testing.T) {
 	if got != wanted {
 		t.Errorf("requests to containerd with %d tags: %+v, with %d tags: %+v", few, wanted, many, got)
 	}
-	if want := (requests{reads: 13, writes: 1}); got != want {
+	if want := (requests{reads: 10, writes: 1}); got != want {
 		t.Errorf("got requests to containerd %+v, want %+v", got, want)
 	}
 	if limit := 2 * small * many / few; big > limit {

@@ -47,6 +47,28 @@ func (l *localFiles) Check(ctx context.Context, d digest.Digest, size int64) err
 	return Check(ctx, l.Store, d, size)
 }
 
+// ReadFile reads the file of a blob that the store has a record of, without the store, if the store's files can be read. ok is
+// false if the file does not have size bytes that match the digest.
+func ReadFile(store content.Store, d digest.Digest, size int64) (b []byte, ok bool) {
+	l, ok := store.(*localFiles)
+	if !ok || l.dir() == "" || d.Validate() != nil {
+		return nil, false
+	}
+	f, err := os.Open(filepath.Join(l.dir(), upstream.BlobsDir, d.Algorithm().String(), d.Encoded()))
+	if err != nil {
+		return nil, false
+	}
+	defer f.Close()
+	b = make([]byte, size)
+	if info, err := f.Stat(); err != nil || info.Size() != size || info.Mode()&ownerRead == 0 {
+		return nil, false
+	}
+	if _, err := io.ReadFull(f, b); err != nil || d.Algorithm().FromBytes(b) != d {
+		return nil, false
+	}
+	return b, true
+}
+
 // Opener opens the data of writes that are not complete. A content store that can read its files implements it.
 type Opener interface {
 	// OpenWrite opens what is written under a name in the namespace of ctx. It fails with fs.ErrNotExist if the file is not known.

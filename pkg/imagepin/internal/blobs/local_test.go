@@ -148,3 +148,35 @@ func TestOpenWrite(t *testing.T) {
 		t.Errorf("got %v, want that it does not exist", err)
 	}
 }
+
+// TestReadFile checks that only a file that matches its digest is read without the store.
+func TestReadFile(t *testing.T) {
+	n := ctdtest.New(t)
+	ctx, done := n.Lease(t)
+	defer done()
+	all := ctdtest.Blobs{}
+	whole, cut, other, missing := all.Add("", []byte("whole")), all.Add("", []byte("cut")), all.Add("", []byte("other")), all.Add("", []byte("missing"))
+	n.Write(ctx, t, all)
+	for _, err := range []error{os.Truncate(n.File(cut.Digest), 1), os.Chmod(n.File(other.Digest), 0o644), os.WriteFile(n.File(other.Digest), []byte("OTHER"), 0o644), os.Remove(n.File(missing.Digest))} {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	local := blobs.WithLocalFiles(func() string { return n.ContentDir() }, n.Content)
+	if b, ok := blobs.ReadFile(local, whole.Digest, whole.Size); !ok || string(b) != "whole" {
+		t.Errorf("got %q, %t, want the blob", b, ok)
+	}
+	for what, d := range map[string]digest.Digest{"cut": cut.Digest, "changed": other.Digest, "missing": missing.Digest, "no digest": "../../x"} {
+		if b, ok := blobs.ReadFile(local, d, int64(len("other"))); ok {
+			t.Errorf("%s: got %q", what, b)
+		}
+	}
+	if b, ok := blobs.ReadFile(local, whole.Digest, whole.Size-1); ok {
+		t.Errorf("another size: got %q", b)
+	}
+	for what, store := range map[string]content.Store{"another store": n.Content, "no directory": blobs.WithLocalFiles(func() string { return "" }, n.Content)} {
+		if b, ok := blobs.ReadFile(store, whole.Digest, whole.Size); ok {
+			t.Errorf("%s: got %q", what, b)
+		}
+	}
+}
