@@ -26,6 +26,8 @@ type coldPull struct {
 	times      int // pulls in each sample, which is their median
 	// limited is set if the registry limits each connection.
 	limited bool
+	// cores records how busy each processor is.
+	cores bool
 	// remove deletes the image after each turn. Deleting a few files does not slow down later pulls.
 	remove bool
 }
@@ -47,7 +49,7 @@ func coldPulls(z sizes) []scenario {
 	var all []scenario
 	for _, c := range []coldPull{
 		{name: "small image", repository: "small", tree: smallTree, times: z.small, budget: ratio(1)},
-		{name: largeName(z), repository: "large", tree: large, budget: ratio(0.45)},
+		{name: largeName(z), repository: "large", tree: large, budget: ratio(0.45), cores: true},
 		{name: "40 layers", repository: "layers", tree: many},
 		{name: hugeName(z), repository: "huge", tree: huge, budget: ratio(0.6), remove: true},
 		{name: hugeName(z) + ", 60 MiB/s", repository: "huge", tree: huge, budget: ratio(0.48), limited: true, remove: true},
@@ -154,17 +156,22 @@ func (c coldPull) pull(ctx context.Context, b *bench, s *side, pod *node.Pod) (p
 	if err != nil {
 		return got, err
 	}
+	cores := watchCores()
 	start := time.Now()
 	id, err := s.Pull(ctx, ref, "")
-	if err != nil {
+	wall := time.Since(start)
+	lines, cerr := cores()
+	if err := errors.Join(err, cerr); err != nil {
 		return got, err
 	}
-	wall := time.Since(start)
 	after, err := s.counters()
 	if err != nil {
 		return got, err
 	}
 	got.turn = after.since(before, wall)
+	if c.cores {
+		got.Cores = strings.Join(lines, " ")
+	}
 	if got.writes, err = s.MetadataWrites(); err != nil {
 		return got, err
 	}

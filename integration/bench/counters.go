@@ -50,6 +50,8 @@ type turn struct {
 	Disk time.Duration `json:"disk"`
 	// Written is the number of bytes that containerd has written to files on a disk. The kernel may write them later.
 	Written float64 `json:"written"`
+	// Cores has the lines of [watchCores], with spaces between them. It is empty if they are not recorded.
+	Cores string `json:"cores,omitempty"`
 }
 
 // since returns what was used since an earlier reading.

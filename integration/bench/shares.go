@@ -93,7 +93,10 @@ func sharesTable(w io.Writer, all []*shares, processors int) error {
 	if len(lines) == 1 {
 		return nil
 	}
-	return measure.Table(w, lines, true)
+	if err := measure.Table(w, lines, true); err != nil {
+		return err
+	}
+	return coresTable(w, all)
 }
 
 // cells returns the cells of the pulls of a side.

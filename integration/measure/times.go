@@ -78,6 +78,35 @@ func machineTimes(stat string) (Times, error) {
 	return Times{n[0] + n[1], n[2] + n[3] + n[4]}, nil
 }
 
+// CoreTimes returns how long each processor has been busy.
+func CoreTimes() ([]time.Duration, error) {
+	const path = "/proc/stat"
+	b, err := os.ReadFile(path)
+	if err != nil {
+		return nil, err
+	}
+	all, err := coreTimes(string(b))
+	if err != nil {
+		err = fmt.Errorf("%s: %w", path, err)
+	}
+	return all, err
+}
+
+// coreTimes reads the lines of the processors in /proc/stat (proc_stat(5)).
+func coreTimes(stat string) (all []time.Duration, _ error) {
+	for line := range strings.Lines(stat) {
+		if !strings.HasPrefix(line, "cpu") || strings.HasPrefix(line, "cpu ") {
+			continue
+		}
+		n, err := ticks(strings.Fields(line), 1, 2, 3, 6, 7) // user, nice, system, irq, softirq
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, n[0]+n[1]+n[2]+n[3]+n[4])
+	}
+	return all, nil
+}
+
 // ticks returns times from the fields with these indexes.
 func ticks(fields []string, indexes ...int) ([]time.Duration, error) {
 	all := make([]time.Duration, len(indexes))

@@ -2,6 +2,7 @@ package measure
 
 import (
 	"os"
+	"slices"
 	"testing"
 	"time"
 )
@@ -38,6 +39,24 @@ intr 1 2 3
 	}
 	if _, err := machineTimes("cpu  1 2\n"); err == nil {
 		t.Error("no error for a line that is too short")
+	}
+}
+
+func TestCoreTimes(t *testing.T) {
+	const stat = `cpu  3 0 0 0 0 0 0 0 0 0
+cpu0 1 2 3 1000 2000 4 5 6 0 0
+cpu1 10 20 30 1000 2000 40 50 60 0 0
+intr 1 2 3
+`
+	got, err := coreTimes(stat)
+	if want := []time.Duration{15 * tick, 150 * tick}; err != nil || !slices.Equal(got, want) {
+		t.Errorf("got %v, %v, want %v", got, err, want)
+	}
+	if _, err := coreTimes("cpu0 1 2\n"); err == nil {
+		t.Error("no error for a line that is too short")
+	}
+	if all, err := CoreTimes(); err != nil || len(all) == 0 {
+		t.Errorf("this machine: got %v, %v", all, err)
 	}
 }
 
