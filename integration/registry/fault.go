@@ -16,6 +16,8 @@ type Fault struct {
 	// Hang blocks the response until the channel is closed or the client disconnects. With After > 0 it blocks the body
 	// after that many bytes instead.
 	Hang <-chan struct{}
+	// Drip is the time after which one more byte of the body is sent while Hang blocks it. 0 means that none is sent.
+	Drip time.Duration
 	// Delay is a pause before the response.
 	Delay time.Duration
 	// Abort closes the connection without a response.
@@ -216,17 +218,17 @@ func (w *response) Write(b []byte) (int, error) {
 	f := w.fault
 	left := f.After - w.sent // bytes until the fault
 	if (f.Truncate || f.Corrupt || (f.Hang != nil && f.After > 0)) && left >= 0 && left < int64(len(b)) {
+		all := len(b)
 		if err := w.write(b[:left]); err != nil {
 			return 0, err
 		}
 		b = b[left:]
 		if f.Hang != nil && f.After > 0 {
-			_ = http.NewResponseController(w.rw).Flush()
-			select {
-			case <-f.Hang:
-			case <-w.req.Context().Done():
-				return int(left), w.req.Context().Err()
+			dripped, err := w.hang(b)
+			if err != nil {
+				return int(left) + dripped, err
 			}
+			b = b[dripped:]
 		}
 		if f.Truncate {
 			_ = http.NewResponseController(w.rw).Flush()
@@ -235,9 +237,37 @@ func (w *response) Write(b []byte) (int, error) {
 		if f.Corrupt {
 			b = append([]byte{b[0] ^ 1}, b[1:]...)
 		}
-		return int(left) + len(b), w.write(b)
+		return all, w.write(b)
 	}
 	return len(b), w.write(b)
+}
+
+// hang waits until Hang is closed, and returns how many bytes of b it has sent meanwhile, one after each Drip. The last
+// byte of b remains.
+func (w *response) hang(b []byte) (sent int, err error) {
+	var drip <-chan time.Time
+	if w.fault.Drip > 0 {
+		t := time.NewTicker(w.fault.Drip)
+		defer t.Stop()
+		drip = t.C
+	}
+	for {
+		_ = http.NewResponseController(w.rw).Flush()
+		select {
+		case <-w.fault.Hang:
+			return sent, nil
+		case <-w.req.Context().Done():
+			return sent, w.req.Context().Err()
+		case <-drip:
+			if sent == len(b)-1 {
+				continue
+			}
+			if err := w.write(b[sent : sent+1]); err != nil {
+				return sent, err
+			}
+			sent++
+		}
+	}
 }
 
 // ReadFrom implements [io.ReaderFrom], which the store uses for ranges, with fewer and larger writes than [io.Copy].
