@@ -28,6 +28,10 @@ type fleet struct {
 	parallel bool // containerd's settings for parallel fetching and unpacking
 	// erofs makes containerd's EROFS snapshotter, with its differ, the default one.
 	erofs bool
+	// tarIndex makes that differ append the archive of a layer to an index of it, instead of converting it.
+	tarIndex bool
+	// fastest configures only imagepin, with what it is fastest with: EROFS. Stock has its defaults.
+	fastest bool
 	// both configures stock to unpack also in the second snapshotter.
 	both bool
 	// images is the number of synthetic images in the roots.
@@ -56,6 +60,12 @@ const (
   max_concurrent_unpacks = 8
 `
 )
+
+// tarIndexSettings are those of the tar index mode of containerd's EROFS differ.
+const tarIndexSettings = `
+[plugins."io.containerd.differ.v1.erofs"]
+  enable_tar_index = true
+`
 
 // noCollection disables automatic garbage collection, which runs after each hundred changes. Its transactions would be
 // counted for the pull that happens at that time.
@@ -173,9 +183,12 @@ func (b *bench) open(ctx context.Context, f fleet) (_ *pair, err error) {
 		case f.both:
 			opts.Extra = bothSettings()
 		}
-		if f.erofs {
+		if f.erofs || f.fastest && binary == node.Ours {
 			opts.Snapshotter = node.EROFS
 			opts = node.WithEROFS(opts)
+		}
+		if f.tarIndex {
+			opts.Extra += tarIndexSettings
 		}
 		if b.sizes.exact {
 			opts.Extra += noCollection

@@ -20,7 +20,12 @@ import (
 // which gzip finds repetitions, so that unpacking it is as much work as with other content of that compressibility.
 func piecedLayer(t tree, program []byte) (layerData, error) {
 	rnd := rand.New(rand.NewPCG(t.seed, 0))
-	piece := images.Mixed(rnd, int(t.piece), 2)
+	var piece []byte
+	if t.content == textFiles {
+		piece = images.Text(rnd, int(t.piece))
+	} else {
+		piece = images.Mixed(rnd, int(t.piece), 2)
+	}
 	a := newArchive()
 	if program != nil {
 		if err := a.file(programPath, program, 1); err != nil {

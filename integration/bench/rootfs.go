@@ -15,12 +15,22 @@ type tree struct {
 	size   int64 // bytes of each layer, unpacked
 	seed   uint64
 	// piece is the number of bytes that each file repeats, in one layer of large files. 0 means different files.
-	piece int64
+	piece   int64
+	content fileContent
 	// zstd compresses the layers with zstd instead of gzip.
 	zstd bool
 	// runs adds a program to the first layer, so that a container of the image can start.
 	runs bool
 }
+
+// fileContent is what the files of a tree have.
+type fileContent int
+
+const (
+	mixedFiles  fileContent = iota // text, programs and compressed files, as in a Linux distribution
+	textFiles                      // only with piece
+	randomFiles                    // it does not compress
+)
 
 // programPath is the path of the program, and the entrypoint of all images.
 const programPath = "/app"
@@ -36,6 +46,13 @@ func (t tree) program(ctx context.Context) ([]byte, error) {
 
 // options returns the options of the image.
 func (t tree) options() images.Options {
+	if t.content == randomFiles {
+		var opts images.Options
+		for i := range t.layers {
+			opts.Random = append(opts.Random, images.Random{Files: t.files, Size: t.size, Seed: t.seed<<8 + uint64(i)})
+		}
+		return opts
+	}
 	return images.Tree{Layers: t.layers, Files: t.files, Size: t.size, Seed: t.seed}.Options()
 }
 

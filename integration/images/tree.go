@@ -43,6 +43,29 @@ var words = []string{
 	"\x00\x00\x00\x00\x00\x00\x00\x00", "\x48\x89\xe5", "\x48\x8b\x45", "(", ")", ";\n", "\xff\xff\xff", " = ", "package ", "symbol_", "__GLIBC_",
 }
 
+// Text returns text of a size: lines of words, of which some are frequent and most are rare, as in logs and
+// documents.
+func Text(rnd *rand.Rand, size int) []byte {
+	const vocabulary, line = 20_000, 12 // words
+	known := make([][]byte, vocabulary)
+	for i := range known {
+		for range 2 + rnd.IntN(9) {
+			known[i] = append(known[i], byte('a'+rnd.IntN(26)))
+		}
+	}
+	next := rand.NewZipf(rnd, 1.1, 4, vocabulary-1)
+	b := make([]byte, 0, size+line)
+	for n := 1; len(b) < size; n++ {
+		b = append(b, known[next.Uint64()]...)
+		if n%line == 0 {
+			b = append(b, '\n')
+		} else {
+			b = append(b, ' ')
+		}
+	}
+	return b[:size]
+}
+
 // Mixed returns content of a size: words, and once in so many times 16 bytes that do not compress.
 func Mixed(rnd *rand.Rand, size, randomOnceIn int) []byte {
 	b := make([]byte, 0, size+64)
