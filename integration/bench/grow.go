@@ -37,20 +37,10 @@ func only(n int, b budget) budget {
 	return budget{}
 }
 
-// listBudget returns the budget of a list of a number of images.
-func listBudget(n int) budget {
-	if n < 1_000 {
-		return ratio(1)
-	}
-	return ratio(0.5)
-}
-
 // imageCalls are the image calls that kubelet repeats.
 func imageCalls(z sizes, n int, f fleet) scenario {
 	status := row{name: at("ImageStatus", n), budget: ratio(1), curve: "ImageStatus", x: n}
-	list := row{name: at("ListImages", n), budget: listBudget(n), curve: "ListImages", x: n}
-	stream := row{name: at("StreamImages", n), budget: listBudget(n), curve: "StreamImages", x: n}
-	calls := max(3, min(z.warm, 20_000/n))
+	list, stream := listRows(n)
 	return scenario{
 		rows: []row{status, list, stream}, fleet: f,
 		run: func(ctx context.Context, _ *bench, s *side) (_ sample, err error) {
@@ -63,24 +53,7 @@ func imageCalls(z sizes, n int, f fleet) scenario {
 			if err != nil {
 				return nil, err
 			}
-			got[list.name], err = repeated(calls, func() error {
-				all, err := s.ListImages(ctx)
-				if err == nil && len(all) != n {
-					err = fmt.Errorf("%d images are listed, want %d", len(all), n)
-				}
-				return err
-			})
-			if err != nil {
-				return nil, err
-			}
-			got[stream.name], err = repeated(calls, func() error {
-				all, err := s.stream(ctx)
-				if err == nil && all != n {
-					err = fmt.Errorf("%d images are streamed, want %d", all, n)
-				}
-				return err
-			})
-			return got, err
+			return got, s.lists(ctx, z, n, got)
 		},
 	}
 }

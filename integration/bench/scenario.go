@@ -56,6 +56,8 @@ type scenario struct {
 // sizes are the sizes of the scenarios.
 type sizes struct {
 	images      []int // numbers of images on a node
+	lists       []int // additional ones, only for lists
+	listDays    []int // those for the lists of a day; each must be one of the others
 	layerSize   int64 // bytes of each of the eight layers
 	layerN      int   // files in each of them
 	piece       int64 // bytes that the files of the large layer repeat, 16 times in total
@@ -81,6 +83,6 @@ type sizes struct {
 }
 
 var (
-	fullSizes  = sizes{images: []int{10, 1_000, 10_000}, layerSize: 30 << 20, layerN: 3_000, piece: 60 << 20, text: 5 << 20, random: 16_000_000, warm: 50, small: 10, equal: 100, different: 50, tags: 400, list: 100, churn: 300, bundles: []bundleSize{{3, "240 MB"}, {25, "2 GB"}}, bundleLayer: 60 << 20, bundleFiles: 400, locked: 2_000, dirty: 1 << 30, references: 500, idle: 2 * time.Second}
-	quickSizes = sizes{images: []int{10, 100}, layerSize: 1 << 20, layerN: 50, piece: 1 << 20, text: 32 << 10, random: 1 << 20, warm: 5, small: 2, equal: 10, different: 8, tags: 20, list: 5, churn: 16, bundles: []bundleSize{{2, "2 small images"}}, bundleLayer: 1 << 20, bundleFiles: 10, locked: 60, dirty: 8 << 20, references: 20, idle: 500 * time.Millisecond, exact: true}
+	fullSizes  = sizes{images: []int{10, 1_000, 10_000}, lists: []int{200}, listDays: []int{200, 1_000}, layerSize: 30 << 20, layerN: 3_000, piece: 60 << 20, text: 5 << 20, random: 16_000_000, warm: 50, small: 10, equal: 100, different: 50, tags: 400, list: 100, churn: 300, bundles: []bundleSize{{3, "240 MB"}, {25, "2 GB"}}, bundleLayer: 60 << 20, bundleFiles: 400, locked: 2_000, dirty: 1 << 30, references: 500, idle: 2 * time.Second}
+	quickSizes = sizes{images: []int{10, 100}, lists: []int{20}, listDays: []int{20, 100}, layerSize: 1 << 20, layerN: 50, piece: 1 << 20, text: 32 << 10, random: 1 << 20, warm: 5, small: 2, equal: 10, different: 8, tags: 20, list: 5, churn: 16, bundles: []bundleSize{{2, "2 small images"}}, bundleLayer: 1 << 20, bundleFiles: 10, locked: 60, dirty: 8 << 20, references: 20, idle: 500 * time.Millisecond, exact: true}
 )
