@@ -37,6 +37,7 @@ type bench struct {
 	log     io.Writer // progress
 	reg     *registry.Registry
 	limited string            // address of the registry that limits each connection; empty until it is used
+	other   string            // address of the registry that drips; empty until it is used
 	slow    string            // address of the registry that limits all connections together; empty until it is used
 	pushed  map[string]pushed // by tag
 	bases   map[tree]*base

@@ -352,6 +352,12 @@ var exactCounts = map[string]float64{
 	"10 pulls of one image: HEADs":                                            1,
 	"lock of 20 references, at most 100 requests a second: requests for each": 2, // HEAD, index
 	"10 pulls of one image: GETs":                                             6,
+	// A configuration and four layers for each image.
+	"drain, 3 pods of 3 images: requests for blobs":                                   15,
+	"scale-up, 3 pods of 2 images: requests for blobs":                                10,
+	"scale-up, 3 pods of 2 images, a registry drips one layer: requests for blobs":    10,
+	"scale-up, 3 pods of 2 images, a registry drips eight layers: requests for blobs": 10,
+	"boot, 3 pods of 2 images: requests":                                              1, // HEAD of the pod with the policy Always
 }
 
 // checkCounts checks counts that do not depend on speed.
@@ -366,7 +372,7 @@ func checkCounts(t *testing.T, measured map[string]rawRow) {
 	for name, r := range measured {
 		_, what, _ := strings.Cut(name, ": ")
 		switch what {
-		case "requests", "content requests", "HEADs", "GETs", "metadata transactions", "allocations":
+		case "requests", "requests for blobs", "content requests", "HEADs", "GETs", "metadata transactions", "allocations":
 			if r.Verdict == "missed" {
 				t.Errorf("%s: got %v, with stock %v, budget %s", name, r.Ours, r.Stock, r.Budget)
 			}

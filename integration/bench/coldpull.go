@@ -4,8 +4,6 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"fmt"
-	"strings"
 	"syscall"
 	"time"
 
@@ -25,6 +23,7 @@ type coldPull struct {
 	fleet      fleet
 	budget     budget
 	running    budget // of the time until a pod runs; none means that of stock
+	most       int    // repetitions at most; 0 means as many as are wanted
 	times      int    // pulls in each sample, which is their median
 	// stopped is set if no container starts of an image that can run.
 	stopped bool
@@ -66,8 +65,8 @@ func coldPulls(z sizes) []scenario {
 		{name: randomName(z), repository: "random", tree: noise, budget: ratio(1)},
 		{name: largeName(z) + ", EROFS", repository: "large", tree: large, fleet: fleet{erofs: true}},
 		// containerd 2.4 starts no container of it: its reader of EROFS for users and groups has no archive ("extra devices count").
-		{name: largeName(z) + ", EROFS tar index", repository: "large", tree: large, fleet: fleet{erofs: true, tarIndex: true}, budget: ratio(1), stopped: true},
-		{name: largeName(z) + ", stock's defaults beside EROFS", repository: "large", tree: large, fleet: fleet{fastest: true}, budget: ratio(1), running: ratio(0.35)},
+		{name: largeName(z) + ", EROFS tar index", repository: "large", tree: large, fleet: fleet{erofs: true, tarIndex: true}, budget: ratio(1), stopped: true, most: 3},
+		{name: largeName(z) + ", stock's defaults beside EROFS", repository: "large", tree: large, fleet: fleet{fastest: true}, budget: ratio(1), running: ratio(0.35), most: 3},
 	} {
 		all = append(all, c.scenario())
 	}
@@ -121,7 +120,7 @@ func (c coldPull) scenario() scenario {
 		sh = &shares{name: name, imageTimes: c.imageTimes}
 	}
 	return scenario{
-		rows: rows, fleet: c.fleet, setup: c.setup, shares: sh,
+		rows: rows, fleet: c.fleet, setup: c.setup, shares: sh, most: c.most,
 		run: func(ctx context.Context, b *bench, s *side) (_ sample, err error) {
 			var pod *node.Pod
 			if c.runs() {
@@ -250,11 +249,7 @@ func (c coldPull) fresh(ctx context.Context, b *bench, s *side) (string, error) 
 			return "", err
 		}
 	}
-	name, ok := strings.CutPrefix(ref, b.reg.Ref(""))
-	if !ok {
-		return "", fmt.Errorf("%s is not a reference of the registry", ref)
-	}
-	return b.limited + "/" + name, nil
+	return b.from(b.limited, ref)
 }
 
 // removeNow removes an image and its content.

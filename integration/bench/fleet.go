@@ -36,6 +36,8 @@ type fleet struct {
 	both bool
 	// images is the number of synthetic images in the roots.
 	images int
+	// rushes is set for the daemons of pods that start at once, whose roots are empty at first.
+	rushes bool
 	// bundles is set for the daemons of bundles.
 	bundles bool
 	// serve runs imagepin as imagepin serve in front of a stock containerd.

@@ -108,7 +108,7 @@ func command(ctx context.Context, args []string, stdout, stderr io.Writer) error
 
 // scenarios returns all scenarios, grouped by fleet.
 func scenarios(z sizes) []scenario {
-	all := slices.Concat(coldPulls(z), durablePulls(z), warmPulls(z), seconds(), manyPulls(z), runtimeCalls(z), growth(z), lists(z), serves(z), bundles(z), []scenario{lockRefs(z)}, lockedNodes(z), []scenario{churn(z)})
+	all := slices.Concat(coldPulls(z), durablePulls(z), warmPulls(z), seconds(), manyPulls(z), runtimeCalls(z), growth(z), lists(z), serves(z), bundles(z), rushes(z), []scenario{lockRefs(z)}, lockedNodes(z), []scenario{churn(z)})
 	// The daemons of a fleet are started once. The leak check must be the last scenario of its fleet.
 	var fleets []fleet
 	for _, s := range all {

@@ -73,16 +73,24 @@ type sizes struct {
 	bundles     []bundleSize
 	bundleLayer int64 // bytes of each of the four layers of an image in a bundle
 	bundleFiles int   // files in each of them
+	pods        int   // pods that start at once
+	podImages   int   // their images
+	drained     int   // pods of a drain, each with its own image
+	booted      int   // pods of a boot
+	bootImages  int   // their images
+	service     int64 // bytes of each of the four layers of an image of a pod
 	locked      int   // images of a node that are all in its lock
 	dirty       int64 // bytes that a neighbour has written and not synced
 	references  int   // references to lock in a registry that limits requests
 	// idle is how long a daemon is idle before its memory and its goroutines are measured.
 	idle time.Duration
+	// stuck is how long the pods of stock may take beside a registry that drips on all its connections.
+	stuck time.Duration
 	// exact is set if counts are checked, and not only compared.
 	exact bool
 }
 
 var (
-	fullSizes  = sizes{images: []int{10, 1_000, 10_000}, lists: []int{200}, listDays: []int{200, 1_000}, layerSize: 30 << 20, layerN: 3_000, piece: 60 << 20, text: 5 << 20, random: 16_000_000, warm: 50, small: 10, equal: 100, different: 50, tags: 400, list: 100, churn: 300, bundles: []bundleSize{{3, "240 MB"}, {25, "2 GB"}}, bundleLayer: 60 << 20, bundleFiles: 400, locked: 2_000, dirty: 1 << 30, references: 500, idle: 2 * time.Second}
-	quickSizes = sizes{images: []int{10, 100}, lists: []int{20}, listDays: []int{20, 100}, layerSize: 1 << 20, layerN: 50, piece: 1 << 20, text: 32 << 10, random: 1 << 20, warm: 5, small: 2, equal: 10, different: 8, tags: 20, list: 5, churn: 16, bundles: []bundleSize{{2, "2 small images"}}, bundleLayer: 1 << 20, bundleFiles: 10, locked: 60, dirty: 8 << 20, references: 20, idle: 500 * time.Millisecond, exact: true}
+	fullSizes  = sizes{images: []int{10, 1_000, 10_000}, lists: []int{200}, listDays: []int{200, 1_000}, layerSize: 30 << 20, layerN: 3_000, piece: 60 << 20, text: 5 << 20, random: 16_000_000, warm: 50, small: 10, equal: 100, different: 50, tags: 400, list: 100, churn: 300, bundles: []bundleSize{{3, "240 MB"}, {25, "2 GB"}}, bundleLayer: 60 << 20, bundleFiles: 400, pods: 30, podImages: 10, drained: 20, booted: 110, bootImages: 40, service: 4 << 20, stuck: 15 * time.Second, locked: 2_000, dirty: 1 << 30, references: 500, idle: 2 * time.Second}
+	quickSizes = sizes{images: []int{10, 100}, lists: []int{20}, listDays: []int{20, 100}, layerSize: 1 << 20, layerN: 50, piece: 1 << 20, text: 32 << 10, random: 1 << 20, warm: 5, small: 2, equal: 10, different: 8, tags: 20, list: 5, churn: 16, bundles: []bundleSize{{2, "2 small images"}}, bundleLayer: 1 << 20, bundleFiles: 10, pods: 3, podImages: 2, drained: 3, booted: 3, bootImages: 2, service: 256 << 10, stuck: 500 * time.Millisecond, locked: 60, dirty: 8 << 20, references: 20, idle: 500 * time.Millisecond, exact: true}
 )

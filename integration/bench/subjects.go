@@ -36,6 +36,7 @@ var subjects = []subject{
 	{"Pulls of an image that the node has", []string{"warm pull", "second snapshotter", "new tag"}},
 	{"Many pulls, and removal", []string{"100 pulls", "50 images", "RemoveImage", "memory (RSS) after", "live heap gained", "goroutines gained"}},
 	{"Calls of a pod", []string{"pod: ", "ListContainers", "Version"}},
+	{"Many pods at once", []string{"boot", "drain", "scale-up"}},
 	{"Lists and status, by images on the node", []string{"ImageStatus", "ListImages", "StreamImages", "CPU a day"}},
 	{"Starts, by images on the node", []string{"first start", "restart", "reconcile"}},
 	{"Memory, by images on the node", []string{"memory", "live heap", "goroutines"}},
