@@ -22,7 +22,7 @@ const (
 // when as many layers drip as the pull fetches at a time. end lets the host send the rest, and waits for the pull.
 func (b *bench) drip(ctx context.Context, s *side, layers int) (end func() error, err error) {
 	repository := fmt.Sprintf("drip%d", layers)
-	ref, err := b.fresh(ctx, s, repository, tree{layers: layers, files: b.sizes.layerN / 30, size: b.sizes.service / 2, seed: 17})
+	ref, err := b.fresh(ctx, s, repository, tree{layers: layers, files: 4, size: b.sizes.layerSize, seed: 17})
 	if err != nil {
 		return nil, err
 	}

@@ -15,7 +15,7 @@ import (
 // The calls in this file and in kubeletpod.go are those of kubelet 1.36.3 with its default configuration, recorded once
 // with the proxy of integration/kubelet/cluster: its start, pods whose images were present and absent, with both pull
 // policies, and a minute with six running pods. kubelet calls from a goroutine for each pod, all at once, and from one
-// for each period.
+// for each period. integration/kubelet/wire_test.go fails if the calls about images change.
 
 // kubelet replays kubelet's calls to a side.
 type kubelet struct {
