@@ -353,11 +353,11 @@ var exactCounts = map[string]float64{
 	"lock of 20 references, at most 100 requests a second: requests for each": 2, // HEAD, index
 	"10 pulls of one image: GETs":                                             6,
 	// A configuration and four layers for each image.
-	"drain, 3 pods of 3 images: requests for blobs":                                   15,
-	"scale-up, 3 pods of 2 images: requests for blobs":                                10,
-	"scale-up, 3 pods of 2 images, a registry drips one layer: requests for blobs":    10,
-	"scale-up, 3 pods of 2 images, a registry drips eight layers: requests for blobs": 10,
-	"boot, 3 pods of 2 images: requests":                                              1, // HEAD of the pod with the policy Always
+	"drain, 2 pods of 2 images: requests for blobs":                                   10,
+	"scale-up, 2 pods of 2 images: requests for blobs":                                10,
+	"scale-up, 2 pods of 2 images, a registry drips one layer: requests for blobs":    10,
+	"scale-up, 2 pods of 2 images, a registry drips eight layers: requests for blobs": 10,
+	"boot, 2 pods of 2 images: requests":                                              1, // HEAD of the pod with the policy Always
 }
 
 // checkCounts checks counts that do not depend on speed.
