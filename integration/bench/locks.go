@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"syscall"
 	"time"
 
 	"github.com/distribution/reference"
@@ -58,8 +59,8 @@ type program struct {
 // peakPeriod is how often the maximum RSS of a program is read. What it uses in the last period can be missed.
 const peakPeriod = 5 * time.Millisecond
 
-// runProgram runs a program of the bin directory until it ends. The memory is not that of getrusage(2), which has that of this
-// process at the start of the program.
+// runProgram runs a program of the bin directory until it ends. The memory is that of getrusage(2) only for a program that ends
+// before its memory is read: getrusage can have that of this process at the start of the program.
 func runProgram(ctx context.Context, name string, args ...string) (p program, _ error) {
 	cmd := exec.CommandContext(ctx, filepath.Join(node.BinDir(), name), args...)
 	var errOut bytes.Buffer
@@ -76,6 +77,9 @@ func runProgram(ctx context.Context, name string, args ...string) (p program, _ 
 		select {
 		case err := <-ended:
 			p.wall = time.Since(start)
+			if used, ok := cmd.ProcessState.SysUsage().(*syscall.Rusage); ok && p.peak == 0 {
+				p.peak = float64(used.Maxrss << 10)
+			}
 			if err != nil {
 				err = fmt.Errorf("%s %q: %w: %s", name, args, err, bytes.TrimSpace(errOut.Bytes()))
 			}
