@@ -81,7 +81,9 @@ func (b *bench) measure(ctx context.Context, all []scenario) (err error) {
 	if _, err := b.reg.Push(pauseTag, pause); err != nil {
 		return err
 	}
-	all = slices.DeleteFunc(all, func(s scenario) bool { return !slices.ContainsFunc(s.rows, b.wanted) })
+	all = slices.DeleteFunc(all, func(s scenario) bool {
+		return s.apart && b.run == nil && !b.sizes.exact || !slices.ContainsFunc(s.rows, b.wanted)
+	})
 	if len(all) == 0 {
 		return errors.New("no row matches -run")
 	}

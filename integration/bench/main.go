@@ -108,14 +108,18 @@ func command(ctx context.Context, args []string, stdout, stderr io.Writer) error
 
 // scenarios returns all scenarios, grouped by fleet.
 func scenarios(z sizes) []scenario {
-	all := slices.Concat(coldPulls(z), durablePulls(z), warmPulls(z), seconds(), manyPulls(z), runtimeCalls(z), growth(z), lists(z), serves(z), bundles(z), rushes(z), []scenario{lockRefs(z)}, lockedNodes(z), []scenario{churn(z)})
+	fleets := slices.Concat(bundles(z), []scenario{lockRefs(z)}, lockedNodes(z))
+	for i := range fleets {
+		fleets[i].apart = true
+	}
+	all := slices.Concat(coldPulls(z), durablePulls(z), warmPulls(z), seconds(), manyPulls(z), runtimeCalls(z), growth(z), lists(z), serves(z), fleets, rushes(z), []scenario{churn(z)})
 	// The daemons of a fleet are started once. The leak check must be the last scenario of its fleet.
-	var fleets []fleet
+	var order []fleet
 	for _, s := range all {
-		if !slices.Contains(fleets, s.fleet) {
-			fleets = append(fleets, s.fleet)
+		if !slices.Contains(order, s.fleet) {
+			order = append(order, s.fleet)
 		}
 	}
-	slices.SortStableFunc(all, func(a, b scenario) int { return slices.Index(fleets, a.fleet) - slices.Index(fleets, b.fleet) })
+	slices.SortStableFunc(all, func(a, b scenario) int { return slices.Index(order, a.fleet) - slices.Index(order, b.fleet) })
 	return all
 }
