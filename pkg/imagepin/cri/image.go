@@ -1,7 +1,6 @@
 package cri
 
 import (
-	"slices"
 	"strings"
 
 	"github.com/distribution/reference"
@@ -11,41 +10,6 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin"
 	"github.com/imagepin/imagepin/pkg/imagepin/store"
 )
-
-// targetsAnnotation lists the targets that an image is ready for, in the image's spec. ImageSpec.runtime_handler cannot
-// be used for this: kubelet's image GC treats an image as unused if its handler is not the handler of its containers.
-const targetsAnnotation = "io.imagepin.targets"
-
-// toCRI converts an image to its CRI message. There is one message per image ID, with the names of all its keys.
-func (s *imageCalls) toCRI(img store.Image) *runtime.Image {
-	var tags, digests, targets []string
-	pinned := s.Store.Pinned(img.ID)
-	for _, e := range img.Entries {
-		switch {
-		case s.Store.Expired(e):
-		case isDigested(e.Ref):
-			digests = append(digests, e.Ref)
-		default:
-			tags = append(tags, e.Ref)
-		}
-		targets = append(targets, e.Target.String())
-		pinned = pinned || slices.Contains(s.Settings().PinnedImages, e.Ref) || s.Pins.Retains(e.Root.Digest)
-	}
-	uid, username := upstream.ImageUser(img.Entries[0].User)
-	return &runtime.Image{
-		Id:          img.ID.String(),
-		RepoTags:    distinct(tags),
-		RepoDigests: distinct(digests),
-		Size:        uint64(img.Entries[0].Size),
-		Uid:         uid,
-		Username:    username,
-		Pinned:      pinned,
-		Spec: &runtime.ImageSpec{
-			Image:       img.ID.String(),
-			Annotations: map[string]string{targetsAnnotation: strings.Join(distinct(targets), ", ")},
-		},
-	}
-}
 
 // untaggedImage returns the CRI message of an image without keys.
 func (s *imageCalls) untaggedImage(u store.Untagged) *runtime.Image {
@@ -68,11 +32,6 @@ func (s *base) findDamaged(name string) []store.Damaged {
 		return found
 	}
 	return s.Store.FindDamaged(normalized(name))
-}
-
-func distinct(names []string) []string {
-	slices.Sort(names)
-	return slices.Compact(names)
 }
 
 func isDigested(ref string) bool { return strings.Contains(ref, "@") }

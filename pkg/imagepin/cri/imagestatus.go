@@ -48,7 +48,7 @@ func (s *imageCalls) imageStatus(ctx context.Context, r *runtime.ImageStatusRequ
 	if len(entries) == 0 {
 		return &runtime.ImageStatusResponse{}, nil // removed meanwhile
 	}
-	resp := &runtime.ImageStatusResponse{Image: s.toCRI(store.Image{ID: e.ImageID, Entries: entries})}
+	resp := &runtime.ImageStatusResponse{Image: s.newMessages(1).image(store.Image{ID: e.ImageID, Entries: entries})}
 	if r.GetVerbose() {
 		info, err := s.verboseInfo(ctx, e)
 		if errdefs.IsNotFound(err) {

@@ -2,6 +2,7 @@ package cri
 
 import (
 	"context"
+	"iter"
 	"slices"
 	"strings"
 
@@ -33,17 +34,23 @@ func (s *imageCalls) streamImages(stream grpc.ServerStream) error {
 }
 
 func (s *imageCalls) list(filter *runtime.ImageFilter) []*runtime.Image {
-	var found []store.Image
-	if name := filter.GetImage().GetImage(); name == "" {
-		found = s.Store.Images()
+	name := filter.GetImage().GetImage()
+	var (
+		count int
+		found iter.Seq[store.Image]
+	)
+	if name == "" {
+		count, found = s.Store.InOrder()
 	} else {
-		found = s.findImages(name)
+		some := s.findImages(name)
+		count, found = len(some), slices.Values(some)
 	}
-	images := make([]*runtime.Image, len(found))
-	for i, img := range found {
-		images[i] = s.toCRI(img)
+	images := make([]*runtime.Image, 0, count)
+	m := s.newMessages(count)
+	for img := range found {
+		images = append(images, m.image(img))
 	}
-	images = append(images, s.untagged(filter.GetImage().GetImage())...)
+	images = append(images, s.untagged(name)...)
 	slices.SortFunc(images, func(a, b *runtime.Image) int { return strings.Compare(a.Id, b.Id) })
 	return images
 }

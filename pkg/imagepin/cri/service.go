@@ -3,6 +3,7 @@ package cri
 import (
 	"context"
 	"fmt"
+	"iter"
 	"runtime/debug"
 	"slices"
 	"time"
@@ -113,6 +114,8 @@ type Index interface {
 	// Find finds images by a reference, an image ID or a prefix of an image ID.
 	Find(name string) []imagepin.Entry
 	Images() []store.Image
+	// InOrder returns the images in the order of their IDs. The entries of each are valid until the next one.
+	InOrder() (count int, images iter.Seq[store.Image])
 	// Untagged returns the images without a key, which upstream lists without a tag.
 	Untagged() []store.Untagged
 	// Unkeyed returns the image IDs whose records belong to no key, including those that upstream cannot read.

@@ -26,7 +26,7 @@ func benchRef(i int) string { return fmt.Sprintf("registry.example/team/app%d:1"
 
 // fillAtOnce is fill with hundreds of images in each transaction. A transaction may also change content and snapshots
 // because nothing else uses the databases.
-func (e *env) fillAtOnce(b *testing.B, count int) {
+func (e *env) fillAtOnce(b testing.TB, count int) {
 	b.Helper()
 	const batch = 500
 	for from := 0; from < count; from += batch {
@@ -45,7 +45,7 @@ func (e *env) fillAtOnce(b *testing.B, count int) {
 	}
 }
 
-func (e *env) putOne(ctx context.Context, b *testing.B, i int) error {
+func (e *env) putOne(ctx context.Context, b testing.TB, i int) error {
 	e.blobs = ctdtest.Blobs{}
 	img := e.image(fmt.Sprint("image ", i))
 	for _, d := range []ocispec.Descriptor{img.arm.Manifest, img.arm.Config, img.arm.Layer} {

@@ -212,9 +212,12 @@ func (g group) values() []imagepin.Entry {
 	if len(g) == 0 {
 		return nil
 	}
-	es := make([]imagepin.Entry, len(g))
-	for i, e := range g {
-		es[i] = *e
+	return g.appendTo(make([]imagepin.Entry, 0, len(g)))
+}
+
+func (g group) appendTo(es []imagepin.Entry) []imagepin.Entry {
+	for _, e := range g {
+		es = append(es, *e)
 	}
 	return es
 }

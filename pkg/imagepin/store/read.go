@@ -1,6 +1,7 @@
 package store
 
 import (
+	"iter"
 	"slices"
 	"strings"
 
@@ -139,4 +140,29 @@ func (s *reader) Images() []Image {
 		all = append(all, Image{ID: id, Entries: g.values()})
 	}
 	return all
+}
+
+// InOrder returns the images of one moment in the order of their IDs, and their number. It copies the entries of one image at a time:
+// they are valid until the next image.
+func (s *reader) InOrder() (count int, images iter.Seq[Image]) {
+	type found struct {
+		id digest.Digest
+		group
+	}
+	s.index.mu.RLock()
+	all := make([]found, 0, len(s.index.byID))
+	for id, g := range s.index.byID {
+		all = append(all, found{id, g})
+	}
+	s.index.mu.RUnlock()
+	slices.SortFunc(all, func(a, b found) int { return strings.Compare(string(a.id), string(b.id)) })
+	return len(all), func(yield func(Image) bool) {
+		var entries []imagepin.Entry
+		for _, f := range all {
+			entries = f.appendTo(entries[:0])
+			if !yield(Image{ID: f.id, Entries: entries}) {
+				return
+			}
+		}
+	}
 }

@@ -1,0 +1,41 @@
+package store_test
+
+import (
+	"cmp"
+	"reflect"
+	"slices"
+	"testing"
+
+	. "github.com/imagepin/imagepin/pkg/imagepin/store"
+)
+
+// TestInOrder compares the images in order with all images. Those of one moment stay the same while images are removed.
+func TestInOrder(t *testing.T) {
+	e := newEnv(t)
+	e.fillAtOnce(t, 20)
+	want := e.store.Images()
+	slices.SortFunc(want, func(a, b Image) int { return cmp.Compare(a.ID, b.ID) })
+	check := func(name string, want []Image) func() {
+		count, images := e.store.InOrder()
+		return func() {
+			t.Helper()
+			var got []Image
+			for img := range images {
+				img.Entries = slices.Clone(img.Entries)
+				got = append(got, img)
+			}
+			if count != len(want) || !reflect.DeepEqual(got, want) {
+				t.Errorf("%s: got %d images %v, want %v", name, count, got, want)
+			}
+		}
+	}
+	check("all", want)()
+	before := check("before the removal", want)
+	for _, k := range want[3].Entries {
+		if _, err := e.store.Remove(e.ctx, k.Key); err != nil {
+			t.Fatal(err)
+		}
+	}
+	before()
+	check("after the removal", slices.Delete(slices.Clone(want), 3, 4))()
+}
