@@ -26,7 +26,7 @@ func (s *presence) chooseRecords(entries []imagepin.Entry) {
 	added := make(map[string]int)
 	for i := range entries {
 		e := &entries[i]
-		if now := s.index.byKey[e.Key]; now != nil && now.Record == e.Record {
+		if now := s.index.get(e.Key); now != nil && now.Record == e.Record {
 			continue
 		}
 		if s.hasTagRecord(*e) && len(s.index.byRecord[e.Record])+added[e.Record] >= limit {

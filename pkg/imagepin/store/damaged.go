@@ -95,7 +95,7 @@ func (s *reader) damagedIf(wanted func(Damaged) bool) (found []Damaged) {
 func (x *index) noteDamaged(d Damaged) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	if x.byKey[d.Key] == nil {
+	if x.get(d.Key) == nil {
 		x.damaged[d.Key] = d
 	}
 }

@@ -24,7 +24,7 @@ const deletedLabel = "" // containerd removes a label that has an empty value
 // view is the set of entries after a change.
 type view struct {
 	// entries are the entries of each record, by record name, in a stable order.
-	entries map[string]group
+	entries map[string][]*imagepin.Entry
 	// native reports whether an entry's platform is the node's own.
 	native func(imagepin.Entry) bool
 	// pinned reports whether a reference is one of the CRI's pinned images.

@@ -98,7 +98,7 @@ func (x *index) hasImported(root digest.Digest) bool {
 func (x *index) pulledIn(repository string, root digest.Digest) bool {
 	x.mu.RLock()
 	defer x.mu.RUnlock()
-	return slices.ContainsFunc(x.byRoot[root], func(e *imagepin.Entry) bool {
+	return slices.ContainsFunc(x.byRoot[root], func(e *held) bool {
 		return e.Source == imagepin.SourcePull && imagepin.InRepository(e.Ref, repository)
 	})
 }

@@ -2,6 +2,7 @@ package store
 
 import (
 	"cmp"
+	"iter"
 	"slices"
 	"sync"
 
@@ -11,11 +12,10 @@ import (
 	"github.com/imagepin/imagepin/pkg/imagepin"
 )
 
-// index holds the entries in memory, by all keys that they are looked up by. Entries in the index are immutable.
+// index holds the entries in memory, by all keys that they are looked up by. Entries in the index are immutable, see [held].
 type index struct {
 	mu       sync.RWMutex
-	byKey    map[imagepin.Key]*imagepin.Entry
-	byRef    map[string]group
+	byRef    map[string]group // one of each target
 	byID     map[digest.Digest]group
 	byRecord map[string]group
 	byRoot   map[digest.Digest]group
@@ -33,7 +33,7 @@ type index struct {
 	unreadable map[digest.Digest]bool
 	// unsynced are the records that containerd's CRI may not know yet, with their targets.
 	unsynced map[string]digest.Digest
-	// damaged are the keys that are recorded but not ready. None of them is in byKey.
+	// damaged are the keys that are recorded but not ready. None of them is in byRef.
 	damaged map[imagepin.Key]Damaged
 }
 
@@ -43,14 +43,11 @@ type snapshot struct {
 	chainID     digest.Digest
 }
 
-func snapshotOf(e *imagepin.Entry) snapshot { return snapshot{e.Target.Snapshotter, e.ChainID} }
-
 // group is a set of entries in a stable order.
-type group []*imagepin.Entry
+type group []*held
 
 func newIndex() *index {
 	return &index{
-		byKey:      make(map[imagepin.Key]*imagepin.Entry),
 		byRef:      make(map[string]group),
 		byID:       make(map[digest.Digest]group),
 		byRecord:   make(map[string]group),
@@ -72,7 +69,7 @@ func (x *index) replace(removed, added []imagepin.Entry) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	for _, e := range removed {
-		if now := x.byKey[e.Key]; now != nil && now.Record == e.Record {
+		if now := x.get(e.Key); now != nil && now.Record == e.Record {
 			x.remove(e.Key)
 		}
 	}
@@ -82,13 +79,23 @@ func (x *index) replace(removed, added []imagepin.Entry) {
 	}
 }
 
-func (x *index) add(e *imagepin.Entry) {
-	x.byKey[e.Key] = e
-	delete(x.damaged, e.Key)
+// get returns the entry of a key, or nil. A reference has few targets.
+func (x *index) get(k imagepin.Key) *held {
+	for _, e := range x.byRef[k.Ref] {
+		if e.target.Value() == k.Target {
+			return e
+		}
+	}
+	return nil
+}
+
+func (x *index) add(entry *imagepin.Entry) {
+	e := hold(entry, x.byRecord[entry.Record])
+	delete(x.damaged, entry.Key)
 	x.byRef[e.Ref] = x.byRef[e.Ref].with(e)
 	x.byRecord[e.Record] = x.byRecord[e.Record].with(e)
 	x.byRoot[e.Root.Digest] = x.byRoot[e.Root.Digest].with(e)
-	x.bySnapshot[snapshotOf(e)] = x.bySnapshot[snapshotOf(e)].with(e)
+	x.bySnapshot[e.snapshot()] = x.bySnapshot[e.snapshot()].with(e)
 	if e.Source == imagepin.SourceImported {
 		x.imported[e.Root.Digest]++
 	}
@@ -100,15 +107,14 @@ func (x *index) add(e *imagepin.Entry) {
 }
 
 func (x *index) remove(k imagepin.Key) {
-	e := x.byKey[k]
+	e := x.get(k)
 	if e == nil {
 		return
 	}
-	delete(x.byKey, k)
 	removeFrom(x.byRef, e.Ref, e)
 	removeFrom(x.byRecord, e.Record, e)
 	removeFrom(x.byRoot, e.Root.Digest, e)
-	removeFrom(x.bySnapshot, snapshotOf(e), e)
+	removeFrom(x.bySnapshot, e.snapshot(), e)
 	if e.Source == imagepin.SourceImported {
 		if x.imported[e.Root.Digest]--; x.imported[e.Root.Digest] == 0 {
 			delete(x.imported, e.Root.Digest)
@@ -127,7 +133,10 @@ func (x *index) related(some ...[]imagepin.Entry) map[imagepin.Key]*imagepin.Ent
 	found := make(map[imagepin.Key]*imagepin.Entry)
 	note := func(g group) {
 		for _, e := range g {
-			found[e.Key] = e
+			if k := e.key(); found[k] == nil {
+				entry := e.entry()
+				found[k] = &entry
+			}
 		}
 	}
 	ids, records := make(map[digest.Digest]bool), make(map[string]bool)
@@ -161,25 +170,38 @@ func (x *index) unchanged(since group) []imagepin.Entry {
 	defer x.mu.RUnlock()
 	var still []imagepin.Entry
 	for _, e := range since {
-		if x.byKey[e.Key] == e {
-			still = append(still, *e)
+		if x.get(e.key()) == e {
+			still = append(still, e.entry())
 		}
 	}
 	return still
 }
 
 // all returns every entry.
-func (x *index) all() map[*imagepin.Entry]bool {
+func (x *index) all() map[*held]bool {
 	x.mu.RLock()
 	defer x.mu.RUnlock()
-	all := make(map[*imagepin.Entry]bool, len(x.byKey))
-	for _, e := range x.byKey {
+	all := make(map[*held]bool, len(x.byRef))
+	for e := range x.each() {
 		all[e] = true
 	}
 	return all
 }
 
-func removeFrom[K comparable](m map[K]group, k K, e *imagepin.Entry) {
+// each has every entry. The caller holds the lock of the index.
+func (x *index) each() iter.Seq[*held] {
+	return func(yield func(*held) bool) {
+		for _, g := range x.byRef {
+			for _, e := range g {
+				if !yield(e) {
+					return
+				}
+			}
+		}
+	}
+}
+
+func removeFrom[K comparable](m map[K]group, k K, e *held) {
 	if g := m[k].without(e); len(g) > 0 {
 		m[k] = g
 	} else {
@@ -188,19 +210,21 @@ func removeFrom[K comparable](m map[K]group, k K, e *imagepin.Entry) {
 }
 
 // with and without return copies, because a reader may hold the old group.
-func (g group) with(e *imagepin.Entry) group {
-	i, _ := slices.BinarySearchFunc(g, e, compareEntries)
+func (g group) with(e *held) group {
+	i, _ := slices.BinarySearchFunc(g, e.key(), func(o *held, k imagepin.Key) int { return compareKeys(o.key(), k) })
 	return slices.Concat(g[:i], group{e}, g[i:])
 }
 
-func (g group) without(e *imagepin.Entry) group {
-	return slices.DeleteFunc(slices.Clone(g), func(o *imagepin.Entry) bool { return o == e })
+func (g group) without(e *held) group {
+	return slices.DeleteFunc(slices.Clone(g), func(o *held) bool { return o == e })
 }
 
 // Compare orders entries by their keys.
-func Compare(a, b imagepin.Entry) int { return compareEntries(&a, &b) }
+func Compare(a, b imagepin.Entry) int { return compareKeys(a.Key, b.Key) }
 
-func compareEntries(a, b *imagepin.Entry) int {
+func compareEntries(a, b *imagepin.Entry) int { return compareKeys(a.Key, b.Key) }
+
+func compareKeys(a, b imagepin.Key) int {
 	return cmp.Or(
 		cmp.Compare(a.Ref, b.Ref),
 		cmp.Compare(a.Target.Platform, b.Target.Platform),
@@ -217,7 +241,8 @@ func (g group) values() []imagepin.Entry {
 
 func (g group) appendTo(es []imagepin.Entry) []imagepin.Entry {
 	for _, e := range g {
-		es = append(es, *e)
+		es = append(es, imagepin.Entry{})
+		e.copyTo(&es[len(es)-1])
 	}
 	return es
 }

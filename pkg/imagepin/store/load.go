@@ -122,15 +122,16 @@ func (l *loader) read(ctx context.Context, img images.Image) {
 
 // add adds a key. If two records carry the key, the one that was made ready later wins.
 func (l *loader) add(ctx context.Context, e imagepin.Entry) {
-	if o := l.x.byKey[e.Key]; o != nil {
+	if o := l.x.get(e.Key); o != nil {
 		if !e.ReadyAt.After(o.ReadyAt) {
 			l.replace(e)
 			return
 		}
-		l.replace(*o)
+		l.replace(o.entry())
 	}
 	l.x.remove(e.Key)
-	l.x.add(l.s.withUser(ctx, e))
+	e = l.s.withUser(ctx, e)
+	l.x.add(&e)
 }
 
 // splitUnused returns the keys whose target no runtime handler has. It removes the superseded ones from the index: a call
@@ -138,14 +139,13 @@ func (l *loader) add(ctx context.Context, e imagepin.Entry) {
 // both before the configuration changed, both keys stay.
 func (l *loader) splitUnused() (unused, superseded []imagepin.Entry) {
 	targets := l.s.config.Runtimes().Targets()
-	for k, e := range l.x.byKey {
-		if slices.Contains(targets, k.Target) {
-			continue
+	for e := range l.x.each() {
+		if !slices.Contains(targets, e.target.Value()) {
+			unused = append(unused, e.entry())
 		}
-		unused = append(unused, *e)
 	}
 	unused = slices.DeleteFunc(unused, func(e imagepin.Entry) bool {
-		if !slices.ContainsFunc(l.x.byRef[e.Ref], func(now *imagepin.Entry) bool { return supersedes(now, e, targets) }) {
+		if !slices.ContainsFunc(l.x.byRef[e.Ref], func(now *held) bool { return supersedes(now, e, targets) }) {
 			return false
 		}
 		superseded = append(superseded, e)
@@ -160,8 +160,9 @@ func (l *loader) splitUnused() (unused, superseded []imagepin.Entry) {
 }
 
 // supersedes reports whether an image became ready for the target of a handler after another key of it was unused.
-func supersedes(now *imagepin.Entry, unused imagepin.Entry, targets []runtimeplatform.Target) bool {
-	return slices.Contains(targets, now.Target) && now.Target.Platform == unused.Target.Platform && now.Root.Digest == unused.Root.Digest &&
+func supersedes(now *held, unused imagepin.Entry, targets []runtimeplatform.Target) bool {
+	target := now.target.Value()
+	return slices.Contains(targets, target) && target.Platform == unused.Target.Platform && now.Root.Digest == unused.Root.Digest &&
 		!unused.UnusedAt.IsZero() && now.ReadyAt.After(unused.UnusedAt)
 }
 
@@ -224,7 +225,7 @@ func (s *writer) repairIDRecords(ctx context.Context, targets map[string]digest.
 	s.index.mu.RLock()
 	for id, about := range s.index.byID {
 		target := targets[id.String()]
-		if !slices.ContainsFunc(about, func(e *imagepin.Entry) bool { return e.RecordTarget.Digest == target }) {
+		if !slices.ContainsFunc(about, func(e *held) bool { return e.targetDigest() == target }) {
 			names = append(names, id.String())
 			entries = append(entries, about.values()...)
 		}
@@ -243,7 +244,7 @@ func (s *writer) repairIDRecords(ctx context.Context, targets map[string]digest.
 func (x *index) replaceAll(o *index, gone map[string]digest.Digest) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	x.byKey, x.byRef, x.byID = o.byKey, o.byRef, o.byID
+	x.byRef, x.byID = o.byRef, o.byID
 	x.byRecord, x.byRoot, x.bySnapshot, x.imported = o.byRecord, o.byRoot, o.bySnapshot, o.imported
 	x.ids, x.proofs, x.pinned, x.untagged, x.unreadable, x.damaged = o.ids, o.proofs, o.pinned, o.untagged, o.unreadable, o.damaged
 	maps.DeleteFunc(x.unsynced, func(name string, target digest.Digest) bool { return gone[name] == target })
@@ -323,12 +324,12 @@ func (s *presence) Accounted(img images.Image) bool {
 	s.index.mu.RLock()
 	defer s.index.mu.RUnlock()
 	if len(s.index.byRecord[img.Name]) > 0 {
-		return s.index.byRecord[img.Name][0].RecordTarget.Digest == img.Target.Digest
+		return s.index.byRecord[img.Name][0].targetDigest() == img.Target.Digest
 	}
 	if id, err := digest.Parse(img.Name); err == nil {
 		return len(s.index.byID[id]) > 0
 	}
-	return slices.ContainsFunc(s.index.byRef[img.Name], func(e *imagepin.Entry) bool {
-		return e.RecordTarget.Digest == img.Target.Digest
+	return slices.ContainsFunc(s.index.byRef[img.Name], func(e *held) bool {
+		return e.targetDigest() == img.Target.Digest
 	})
 }

@@ -101,11 +101,14 @@ func (s *writer) endPinned(ctx context.Context, all []images.Image) error {
 func (s *presence) inPinnedImages(record string) bool {
 	s.index.mu.RLock()
 	defer s.index.mu.RUnlock()
-	about := slices.Concat(s.index.byRecord[record], s.index.byRef[record], s.index.byID[digest.Digest(record)])
+	var refs []string
+	for _, e := range slices.Concat(s.index.byRecord[record], s.index.byRef[record], s.index.byID[digest.Digest(record)]) {
+		refs = append(refs, e.Ref)
+	}
 	for _, d := range s.index.damaged {
 		if d.Record == record || d.Ref == record || d.ImageID.String() == record {
-			about = append(about, &d.Entry)
+			refs = append(refs, d.Ref)
 		}
 	}
-	return slices.ContainsFunc(about, func(e *imagepin.Entry) bool { return slices.Contains(s.config.PinnedImages(), e.Ref) })
+	return slices.ContainsFunc(refs, func(ref string) bool { return slices.Contains(s.config.PinnedImages(), ref) })
 }

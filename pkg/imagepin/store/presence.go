@@ -67,9 +67,9 @@ func (s *Store) EvictBlob(ctx context.Context, d digest.Digest) ([]imagepin.Entr
 	defer unlock()
 	var entries []imagepin.Entry
 	s.index.mu.RLock()
-	for _, e := range s.index.byKey {
-		if e.Manifest == d || e.ImageID == d || e.RecordTarget.Digest == d {
-			entries = append(entries, *e)
+	for e := range s.index.each() {
+		if e.Manifest == d || e.ImageID == d || e.targetDigest() == d {
+			entries = append(entries, e.entry())
 		}
 	}
 	s.index.mu.RUnlock()
@@ -154,7 +154,7 @@ func (s *presence) HasSnapshot(ctx context.Context, snapshotter string, chainID 
 // a removal may have changed that record. PutIf adds the content and snapshot to the caller's lease in ctx. restored
 // reports whether the key is ready. PutIf returns ErrUnavailable if content or the snapshot was removed again.
 func (s *Store) PutIf(ctx context.Context, e imagepin.Entry, witness string) (restored bool, _ error) {
-	e = *s.withUser(ctx, e)
+	e = s.withUser(ctx, e)
 	e.DamagedAt = time.Time{}
 	if _, used := s.config.Runtimes().ForTarget(e.Target); used {
 		e.UnusedAt = time.Time{}
@@ -232,10 +232,10 @@ func (s *presence) Adopted(ref string) bool {
 	defer s.index.mu.RUnlock()
 	g := s.index.byRef[ref]
 	without := slices.ContainsFunc(s.config.Runtimes().Targets(), func(t runtimeplatform.Target) bool {
-		return s.index.byKey[imagepin.Key{Ref: ref, Target: t}] == nil
+		return s.index.get(imagepin.Key{Ref: ref, Target: t}) == nil
 	})
 	return len(g) > 0 && without &&
-		!slices.ContainsFunc(g, func(e *imagepin.Entry) bool { return e.Source == imagepin.SourcePull })
+		!slices.ContainsFunc(g, func(e *held) bool { return e.Source == imagepin.SourcePull })
 }
 
 // NeedsSnapshot reports whether a key that is ready needs a snapshot as its top one.

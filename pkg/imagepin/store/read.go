@@ -15,8 +15,8 @@ import (
 func (s *reader) Get(k imagepin.Key) (imagepin.Entry, bool) {
 	s.index.mu.RLock()
 	defer s.index.mu.RUnlock()
-	if e := s.index.byKey[k]; e != nil {
-		return *e, true
+	if e := s.index.get(k); e != nil {
+		return e.entry(), true
 	}
 	return imagepin.Entry{}, false
 }
@@ -47,7 +47,7 @@ func (s *reader) ByID(id digest.Digest) []imagepin.Entry {
 func (s *reader) InRepository(id, manifest digest.Digest, repository string) bool {
 	s.index.mu.RLock()
 	defer s.index.mu.RUnlock()
-	return slices.ContainsFunc(s.index.byID[id], func(e *imagepin.Entry) bool {
+	return slices.ContainsFunc(s.index.byID[id], func(e *held) bool {
 		return (manifest == "" || e.Manifest == manifest) && imagepin.InRepository(e.Ref, repository)
 	})
 }
@@ -82,7 +82,7 @@ func (s *reader) ByManifest(manifest digest.Digest) (found []imagepin.Entry) {
 	for _, g := range s.index.byID {
 		for _, e := range g {
 			if e.Manifest == manifest {
-				found = append(found, *e)
+				found = append(found, e.entry())
 			}
 		}
 	}

@@ -30,13 +30,13 @@ func (s *Store) ListRecorded(ctx context.Context) (Recorded, error) {
 	keys := s.index.all()
 	r := Recorded{Records: all, Keys: make([]imagepin.Entry, 0, len(keys))}
 	for e := range keys {
-		r.Keys = append(r.Keys, *e)
+		r.Keys = append(r.Keys, e.entry())
 	}
 	return r, nil
 }
 
 // Mark has the keys of a moment, for [Store.RecordedSince].
-type Mark struct{ keys map[*imagepin.Entry]bool }
+type Mark struct{ keys map[*held]bool }
 
 // Mark returns the keys of this moment.
 func (s *reader) Mark() Mark { return Mark{s.index.all()} }
@@ -46,6 +46,6 @@ func (s *reader) Mark() Mark { return Mark{s.index.all()} }
 func (s *reader) RecordedSince(before Mark, e imagepin.Entry) bool {
 	s.index.mu.RLock()
 	defer s.index.mu.RUnlock()
-	now := s.index.byKey[e.Key]
-	return now != nil && !before.keys[now] && sameImage(*now, e)
+	now := s.index.get(e.Key)
+	return now != nil && !before.keys[now] && sameImage(now.entry(), e)
 }

@@ -9,17 +9,17 @@ import (
 )
 
 // Seen is an entry of the index. It is outdated as soon as the key is recorded again, also for the same image.
-type Seen struct{ entry *imagepin.Entry }
+type Seen struct{ entry *held }
 
 // See returns the entry of a key for [Store.RemoveSeen].
 func (s *reader) See(k imagepin.Key) (e imagepin.Entry, seen Seen, ok bool) {
 	s.index.mu.RLock()
 	defer s.index.mu.RUnlock()
-	now := s.index.byKey[k]
+	now := s.index.get(k)
 	if now == nil {
 		return imagepin.Entry{}, Seen{}, false
 	}
-	return *now, Seen{now}, true
+	return now.entry(), Seen{now}, true
 }
 
 // RemoveSeen is [Store.Remove] for an entry that is not outdated. removed is false if it is.

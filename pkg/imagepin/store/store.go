@@ -214,7 +214,7 @@ func (s *presence) view(removed, added, recorded []imagepin.Entry) view {
 		about[added[i].Key] = &added[i]
 	}
 	v := view{
-		entries: make(map[string]group),
+		entries: make(map[string][]*imagepin.Entry),
 		native:  s.native,
 		pinned:  func(ref string) bool { return slices.Contains(s.config.PinnedImages(), ref) },
 		preferred: func(e *imagepin.Entry) bool {

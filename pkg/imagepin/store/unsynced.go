@@ -92,12 +92,15 @@ func (x *index) noteRecord(name string, target digest.Digest) {
 // noteRecent notes the records of keys that were made ready so recently that containerd's CRI may not have handled
 // their events. The CRI may not have been restarted together with this process. targets are the targets of all records.
 func (x *index) noteRecent(targets map[string]digest.Digest) {
-	for _, e := range x.byKey {
+	for e := range x.each() {
 		if time.Since(e.ReadyAt) > lateRecordWindow {
 			continue
 		}
 		for _, name := range []string{e.Ref, e.Record, e.ImageID.String()} {
 			if target, ok := targets[name]; ok {
+				if is := e.targetDigest(); is == target {
+					target = is // not the copy of each record
+				}
 				x.unsynced[name] = target
 			}
 		}

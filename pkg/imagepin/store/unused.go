@@ -32,9 +32,10 @@ func (s *Store) MarkUnused(ctx context.Context) (unused []imagepin.Entry, _ erro
 	defer unlock()
 	now := time.Now()
 	changed := make(map[string][]imagepin.Entry) // by record
-	for e := range s.index.all() {
-		marked := *e
-		if !s.IsUnused(*e) {
+	for h := range s.index.all() {
+		e := h.entry()
+		marked := e
+		if !s.IsUnused(e) {
 			marked.UnusedAt = time.Time{}
 		} else {
 			if e.UnusedAt.IsZero() || e.UnusedAt.Before(e.ReadyAt) { // the latter if the node's clock was wrong, as before its first synchronization

@@ -13,9 +13,9 @@ import (
 
 // withUser reads the user of an entry whose label has no room for it. If the configuration cannot be read, the user
 // stays unknown, as for an image that names none.
-func (s *presence) withUser(ctx context.Context, e imagepin.Entry) *imagepin.Entry {
+func (s *presence) withUser(ctx context.Context, e imagepin.Entry) imagepin.Entry {
 	if !e.UserOmitted || e.User != "" {
-		return &e
+		return e
 	}
 	var config ocispec.Image
 	b, err := content.ReadBlob(ctx, s.config.Content, ocispec.Descriptor{Digest: e.ImageID})
@@ -26,5 +26,5 @@ func (s *presence) withUser(ctx context.Context, e imagepin.Entry) *imagepin.Ent
 		log.G(ctx).WithError(imagepin.BoundError(err, imagepin.MaxLogText)).WithField("key", e.Key.String()).Warn("image user is unknown: cannot read the image configuration")
 	}
 	e.User = config.Config.User
-	return &e
+	return e
 }
