@@ -131,15 +131,15 @@ func starts(z sizes, n int, f fleet) scenario {
 			if got[routines.name], err = s.goroutines(ctx); err != nil {
 				return nil, err
 			}
-			if s.ours {
-				start := time.Now()
-				if _, err := s.control().Check(ctx, &api.CheckRequest{}); err != nil {
-					return nil, err
-				}
-				got.took(check.name, time.Since(start))
+			if got[heap.name], err = s.liveHeap(ctx); err != nil || !s.ours {
+				return got, err
 			}
-			got[heap.name], err = s.liveHeap(ctx)
-			return got, err
+			start = time.Now()
+			if _, err := s.control().Check(ctx, &api.CheckRequest{}); err != nil {
+				return nil, err
+			}
+			got.took(check.name, time.Since(start))
+			return got, nil
 		},
 	}
 }

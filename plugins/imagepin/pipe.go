@@ -16,8 +16,8 @@ import (
 	"google.golang.org/grpc/test/bufconn"
 )
 
-// pipeSize is the buffer size of an in-process connection, in bytes.
-const pipeSize = 128 << 10
+// pipeSize is the buffer size of an in-process connection, in bytes, for each direction: what gRPC writes at once.
+const pipeSize = 32 << 10
 
 // pipe is a connection to an in-process server.
 type pipe struct {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"regexp"
+	"strings"
 
 	"github.com/containerd/errdefs"
 	"github.com/containerd/log"
@@ -77,12 +78,18 @@ func (d *Decider) checkInLock(ctx context.Context, ref reference.Named, root dig
 	return d.notInLockError(ref.String(), root, rule)
 }
 
-// imageID matches an image ID, or the beginning of one, which containerd's CRI also finds.
-var imageID = regexp.MustCompile(`^(sha256:)?[0-9a-f]{1,64}$`)
+// idForm is the form of an image ID, or of the beginning of one.
+var idForm = regexp.MustCompile(`^[0-9a-f]+$`)
+
+// isImageID reports whether a name is an image ID, or the beginning of one, which containerd's CRI also finds.
+func isImageID(name string) bool {
+	digits := strings.TrimPrefix(name, digest.Canonical.String()+":")
+	return len(digits) <= digest.Canonical.Size()*2 && idForm.MatchString(digits)
+}
 
 // checkUnknownInLock is checkInLock for an image that imagepin does not know. name is what the caller named it by.
 func (d *Decider) checkUnknownInLock(ctx context.Context, name string) error {
-	if ref, err := imagepin.ParseReference(name); err == nil && !imageID.MatchString(name) {
+	if ref, err := imagepin.ParseReference(name); err == nil && !isImageID(name) {
 		return d.checkInLock(ctx, ref, "")
 	}
 	if !d.policy().HasStrict() {

@@ -277,3 +277,16 @@ func TestCheckUnknownInLock(t *testing.T) {
 		})
 	}
 }
+
+// TestIsImageID checks what is not taken for a reference.
+func TestIsImageID(t *testing.T) {
+	id := digest.FromString("image")
+	for name, want := range map[string]bool{
+		id.String(): true, id.Encoded(): true, id.Encoded()[:1]: true, "sha256:" + id.Encoded()[:1]: true,
+		"": false, "sha256:": false, id.String() + "0": false, id.Encoded() + "0": false, "sha256:sha256:1": false, "sha512:1": false, "app": false, "1\n": false,
+	} {
+		if got := isImageID(name); got != want {
+			t.Errorf("%q: got %t, want %t", name, got, want)
+		}
+	}
+}

@@ -41,7 +41,7 @@ func (d *Decider) verifyAs(u Use, used Used) reference.Named {
 // imagepin does not know, and so not its digest. name is what the caller named it by.
 func (d *Decider) checkUnknownVerified(name string) error {
 	ref, err := imagepin.ParseReference(name)
-	if err != nil || imageID.MatchString(name) {
+	if err != nil || isImageID(name) {
 		if !d.policy().VerifiesRuns() {
 			return nil
 		}

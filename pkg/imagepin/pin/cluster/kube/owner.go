@@ -106,19 +106,20 @@ func ownerOf(pod *metav1.PartialObjectMetadata) *Owner {
 	return owner
 }
 
-// The forms of the fields of objects that can control pods.
+// The forms of the fields of objects that can control pods. An expression with the lengths would take 60 KB.
 var (
-	kindForm = regexp.MustCompile(`^[A-Za-z][A-Za-z0-9]{0,62}$`)
-	uidForm  = regexp.MustCompile(`^[A-Za-z0-9._-]{1,128}$`)
+	kindForm = regexp.MustCompile(`^[A-Za-z][A-Za-z0-9]*$`)
+	uidForm  = regexp.MustCompile(`^[A-Za-z0-9._-]+$`)
 )
 
-// maxAPIVersion is the maximum length of a group, a slash and a version, in bytes.
-const maxAPIVersion = 317
+// The maximum lengths of these fields in bytes. An APIVersion is a group, a slash and a version.
+const maxKind, maxUID, maxAPIVersion = 63, 128, 317
 
 // canExist reports whether an object can have the fields of an owner. The API server accepts any text in the
 // ownerReferences of a pod, of any length. It becomes a part of paths, records and names.
 func canExist(o v1alpha1.Owner) bool {
-	return kindForm.MatchString(o.Kind) && uidForm.MatchString(string(o.UID)) && len(o.APIVersion) <= maxAPIVersion &&
+	return len(o.Kind) <= maxKind && len(o.UID) <= maxUID && len(o.APIVersion) <= maxAPIVersion &&
+		kindForm.MatchString(o.Kind) && uidForm.MatchString(string(o.UID)) &&
 		len(validation.IsDNS1123Subdomain(o.Name)) == 0 && len(validation.IsValidLabelValue(o.Revision)) == 0
 }
 
