@@ -17,6 +17,7 @@ import (
 	"github.com/imagepin/imagepin/internal/upstream"
 	"github.com/imagepin/imagepin/pkg/imagepin"
 	"github.com/imagepin/imagepin/pkg/imagepin/internal/order"
+	"github.com/imagepin/imagepin/pkg/runtimeplatform"
 )
 
 const deletedLabel = "" // containerd removes a label that has an empty value
@@ -24,22 +25,22 @@ const deletedLabel = "" // containerd removes a label that has an empty value
 // view is the set of entries after a change.
 type view struct {
 	// entries are the entries of each record, by record name, in a stable order.
-	entries map[string][]*imagepin.Entry
-	// native reports whether an entry's platform is the node's own.
-	native func(imagepin.Entry) bool
+	entries map[string]group
+	// native reports whether a target's platform is the node's own.
+	native func(runtimeplatform.Target) bool
 	// pinned reports whether a reference is one of the CRI's pinned images.
 	pinned func(ref string) bool
-	// preferred reports whether an entry wins if all else is equal.
-	preferred func(*imagepin.Entry) bool
+	// preferred reports whether an entry for a target wins if all else is equal.
+	preferred func(runtimeplatform.Target) bool
 }
 
 // add appends an entry.
-func (v view) add(e *imagepin.Entry) {
+func (v view) add(e *held) {
 	v.entries[e.Record] = append(v.entries[e.Record], e)
 	if id := e.ImageID.String(); id != e.Record {
 		v.entries[id] = append(v.entries[id], e)
 	}
-	if e.Ref != e.Record && v.native(*e) {
+	if e.Ref != e.Record && v.native(e.target.Value()) {
 		v.entries[e.Ref] = append(v.entries[e.Ref], e)
 	}
 }
@@ -82,41 +83,43 @@ func (v view) desired(name string, current *images.Image) (*record, error) {
 	}
 	if len(r.keys) > 0 {
 		// The record that carries a key keeps its image alive.
-		i := slices.IndexFunc(about, func(e *imagepin.Entry) bool { return e.Record == name })
-		r.target = about[i].RecordTarget
+		i := slices.IndexFunc(about, func(e *held) bool { return e.Record == name })
+		r.target = about[i].entry().RecordTarget
 		return r, nil
 	}
 	if isID(name) && current != nil {
 		// All live targets of an ID are equal, so keep the current one.
 		for _, e := range about {
-			if e.RecordTarget.Digest == current.Target.Digest {
-				r.target = e.RecordTarget
+			if e.targetDigest() == current.Target.Digest {
+				r.target = e.entry().RecordTarget
 				return r, nil
 			}
 		}
 	}
-	r.target = slices.MaxFunc(about, v.compare).RecordTarget
+	r.target = slices.MaxFunc(about, v.compare).entry().RecordTarget
 	return r, nil
 }
 
 // keyLabel returns the label of an entry. Most labels of a record with many keys are already correct, and comparing
 // them costs less than encoding them.
-func keyLabel(e *imagepin.Entry, current *images.Image) (name, value string, _ error) {
+func keyLabel(h *held, current *images.Image) (name, value string, _ error) {
+	e := h.entry()
 	if current != nil {
 		name = imagepin.KeyLabelName(e.Key)
-		if value = current.Labels[name]; value != "" && imagepin.IsKeyLabelOf(*e, value) {
+		if value = current.Labels[name]; value != "" && imagepin.IsKeyLabelOf(e, value) {
 			return name, value, nil
 		}
 	}
-	return imagepin.EncodeKeyLabel(*e)
+	return imagepin.EncodeKeyLabel(e)
 }
 
 // compare orders entries by their priority as the target of a tag. The entry that was made ready last wins.
-func (v view) compare(a, b *imagepin.Entry) int {
+func (v view) compare(a, b *held) int {
+	forA, forB := a.target.Value(), b.target.Value()
 	return cmp.Or(
-		order.Bool(v.native(*a), v.native(*b)),
+		order.Bool(v.native(forA), v.native(forB)),
 		a.ReadyAt.Compare(b.ReadyAt),
-		order.Bool(v.preferred(a), v.preferred(b)),
+		order.Bool(v.preferred(forA), v.preferred(forB)),
 	)
 }
 

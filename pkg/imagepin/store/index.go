@@ -7,7 +7,6 @@ import (
 	"sync"
 
 	"github.com/opencontainers/go-digest"
-	"github.com/opencontainers/go-digest/digestset"
 
 	"github.com/imagepin/imagepin/pkg/imagepin"
 )
@@ -23,7 +22,6 @@ type index struct {
 	bySnapshot map[snapshot]group
 	// imported counts the entries of each root that are imported.
 	imported map[digest.Digest]int
-	ids      *digestset.Set
 	proofs   proofs
 	// pinned are the records whose image another tool has pinned.
 	pinned map[string]struct{}
@@ -54,7 +52,6 @@ func newIndex() *index {
 		byRoot:     make(map[digest.Digest]group),
 		bySnapshot: make(map[snapshot]group),
 		imported:   make(map[digest.Digest]int),
-		ids:        digestset.NewSet(),
 		proofs:     proofs{byRecord: make(map[string][]imagepin.Proof), count: make(map[string]int)},
 		untagged:   make(map[digest.Digest]Untagged),
 		pinned:     make(map[string]struct{}),
@@ -93,17 +90,14 @@ func (x *index) add(entry *imagepin.Entry) {
 	e := hold(entry, x.byRecord[entry.Record])
 	delete(x.damaged, entry.Key)
 	x.byRef[e.Ref] = x.byRef[e.Ref].with(e)
-	x.byRecord[e.Record] = x.byRecord[e.Record].with(e)
-	x.byRoot[e.Root.Digest] = x.byRoot[e.Root.Digest].with(e)
-	x.bySnapshot[e.snapshot()] = x.bySnapshot[e.snapshot()].with(e)
+	image := x.byID[e.ImageID].with(e)
+	x.byID[e.ImageID] = image
+	x.byRecord[e.Record] = x.byRecord[e.Record].with(e).orSame(image)
+	x.byRoot[e.Root.Digest] = x.byRoot[e.Root.Digest].with(e).orSame(image)
+	x.bySnapshot[e.snapshot()] = x.bySnapshot[e.snapshot()].with(e).orSame(image)
 	if e.Source == imagepin.SourceImported {
 		x.imported[e.Root.Digest]++
 	}
-	if len(x.byID[e.ImageID]) == 0 {
-		// Add cannot fail, because the digest was validated when the entry was made.
-		_ = x.ids.Add(e.ImageID)
-	}
-	x.byID[e.ImageID] = x.byID[e.ImageID].with(e)
 }
 
 func (x *index) remove(k imagepin.Key) {
@@ -121,22 +115,16 @@ func (x *index) remove(k imagepin.Key) {
 		}
 	}
 	removeFrom(x.byID, e.ImageID, e)
-	if len(x.byID[e.ImageID]) == 0 {
-		_ = x.ids.Remove(e.ImageID)
-	}
 }
 
 // related returns the entries that share their image, reference or record with any of the given entries.
-func (x *index) related(some ...[]imagepin.Entry) map[imagepin.Key]*imagepin.Entry {
+func (x *index) related(some ...[]imagepin.Entry) map[imagepin.Key]*held {
 	x.mu.RLock()
 	defer x.mu.RUnlock()
-	found := make(map[imagepin.Key]*imagepin.Entry)
+	found := make(map[imagepin.Key]*held)
 	note := func(g group) {
 		for _, e := range g {
-			if k := e.key(); found[k] == nil {
-				entry := e.entry()
-				found[k] = &entry
-			}
+			found[e.key()] = e
 		}
 	}
 	ids, records := make(map[digest.Digest]bool), make(map[string]bool)
@@ -219,10 +207,18 @@ func (g group) without(e *held) group {
 	return slices.DeleteFunc(slices.Clone(g), func(o *held) bool { return o == e })
 }
 
+// orSame returns other if it has the same entries, so that they are held once.
+func (g group) orSame(other group) group {
+	if slices.Equal(g, other) {
+		return other
+	}
+	return g
+}
+
 // Compare orders entries by their keys.
 func Compare(a, b imagepin.Entry) int { return compareKeys(a.Key, b.Key) }
 
-func compareEntries(a, b *imagepin.Entry) int { return compareKeys(a.Key, b.Key) }
+func compareHeld(a, b *held) int { return compareKeys(a.key(), b.key()) }
 
 func compareKeys(a, b imagepin.Key) int {
 	return cmp.Or(

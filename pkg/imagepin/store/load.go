@@ -246,7 +246,7 @@ func (x *index) replaceAll(o *index, gone map[string]digest.Digest) {
 	defer x.mu.Unlock()
 	x.byRef, x.byID = o.byRef, o.byID
 	x.byRecord, x.byRoot, x.bySnapshot, x.imported = o.byRecord, o.byRoot, o.bySnapshot, o.imported
-	x.ids, x.proofs, x.pinned, x.untagged, x.unreadable, x.damaged = o.ids, o.proofs, o.pinned, o.untagged, o.unreadable, o.damaged
+	x.proofs, x.pinned, x.untagged, x.unreadable, x.damaged = o.proofs, o.pinned, o.untagged, o.unreadable, o.damaged
 	maps.DeleteFunc(x.unsynced, func(name string, target digest.Digest) bool { return gone[name] == target })
 	maps.Copy(x.unsynced, o.unsynced)
 }

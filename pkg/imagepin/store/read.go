@@ -118,11 +118,7 @@ func (s *reader) Find(name string) []imagepin.Entry {
 	}
 	s.index.mu.RLock()
 	defer s.index.mu.RUnlock()
-	id, err := s.index.ids.Lookup(name)
-	if err != nil {
-		return nil
-	}
-	return s.index.byID[id].values()
+	return s.index.byShortID(name).values()
 }
 
 // Image is an image ID with its entries.

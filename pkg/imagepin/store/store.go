@@ -211,34 +211,37 @@ func (s *presence) view(removed, added, recorded []imagepin.Entry) view {
 		}
 	}
 	for i := range added {
-		about[added[i].Key] = &added[i]
+		about[added[i].Key] = hold(&added[i], nil)
 	}
 	v := view{
-		entries: make(map[string][]*imagepin.Entry),
-		native:  s.native,
+		entries: make(map[string]group),
+		native:  s.isNative,
 		pinned:  func(ref string) bool { return slices.Contains(s.config.PinnedImages(), ref) },
-		preferred: func(e *imagepin.Entry) bool {
-			return e.Target == s.config.Runtimes().Default().Target
+		preferred: func(t runtimeplatform.Target) bool {
+			return t == s.config.Runtimes().Default().Target
 		},
 	}
-	for _, e := range slices.SortedFunc(maps.Values(about), compareEntries) {
+	for _, e := range slices.SortedFunc(maps.Values(about), compareHeld) {
 		v.add(e)
 	}
 	for i := range recorded {
-		v.add(&recorded[i])
+		v.add(hold(&recorded[i], nil))
 	}
 	return v
 }
 
 // native reports whether the platform of an entry is the node's own. The entry may be unused.
-func (s *presence) native(e imagepin.Entry) bool {
+func (s *presence) native(e imagepin.Entry) bool { return s.isNative(e.Target) }
+
+// isNative is native for the target of an entry.
+func (s *presence) isNative(target runtimeplatform.Target) bool {
 	runtimes := s.config.Runtimes()
-	if rt, used := runtimes.ForTarget(e.Target); used {
+	if rt, used := runtimes.ForTarget(target); used {
 		return rt.Native
 	}
 	return slices.ContainsFunc(runtimes.Targets(), func(t runtimeplatform.Target) bool { // sandboxes have the node's platform
 		rt, ok := runtimes.ForTarget(t)
-		return ok && rt.Native && t.Platform == e.Target.Platform
+		return ok && rt.Native && t.Platform == target.Platform
 	})
 }
 
