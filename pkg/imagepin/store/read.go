@@ -56,7 +56,7 @@ func (s *reader) InRepository(id, manifest digest.Digest, repository string) boo
 func (s *reader) InRegistry(id, manifest digest.Digest, registry string) bool {
 	s.index.mu.RLock()
 	defer s.index.mu.RUnlock()
-	return slices.ContainsFunc(s.index.byID[id], func(e *imagepin.Entry) bool {
+	return slices.ContainsFunc(s.index.byID[id], func(e *held) bool {
 		return e.Manifest == manifest && e.Source == imagepin.SourcePull && strings.HasPrefix(e.Ref, registry+"/")
 	})
 }
