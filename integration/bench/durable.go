@@ -79,8 +79,12 @@ func (d durablePull) scenario() scenario {
 		fsync, nerr := n.end()
 		return took, fsync, errors.Join(err, nerr)
 	}
+	repetitions := 0
+	if d.slow {
+		repetitions = 3 // each takes seven seconds with each of three daemons
+	}
 	return scenario{
-		rows: []row{wall, against, delay}, fleet: fleet{unsynced: true},
+		rows: []row{wall, against, delay}, fleet: fleet{unsynced: true}, most: repetitions,
 		run: func(ctx context.Context, b *bench, s *side) (sample, error) {
 			took, fsync, err := pull(ctx, b, s)
 			if err != nil {

@@ -33,10 +33,10 @@ func listRows(n int) (list, stream row) {
 
 // listBudget returns the budget of a list of a number of images.
 func listBudget(n int) budget {
-	if n < 1_000 {
+	if n < 100 {
 		return ratio(1)
 	}
-	return ratio(0.5)
+	return ratio(0.3)
 }
 
 func listCalls(z sizes, n int, f fleet) scenario {
