@@ -36,14 +36,7 @@ func TestAdoptSkipsMovedTag(t *testing.T) {
 			defer done()
 			var adoptions []Adoption
 			for name, i := range map[string]image{tag: older, repo + ":other": other} {
-				e.place(ctx, t, i, native)
-				img, err := e.Images.Create(e.ctx, images.Image{Name: name, Target: i.root})
-				if err != nil {
-					t.Fatal(err)
-				}
-				adopted := entries(name, i, native, 0)[1:]
-				adopted[0].Source, adopted[0].ReadyAt = imagepin.SourceAdopted, img.UpdatedAt
-				adoptions = append(adoptions, Adoption{Image: img, Entries: adopted})
+				adoptions = append(adoptions, e.adoptionOf(ctx, t, name, i))
 			}
 			e.place(ctx, t, newer, native)
 			move(e, older, newer)
@@ -152,20 +145,33 @@ func TestTagOfADamagedImageMoves(t *testing.T) {
 // createAdopted makes an image under the tag, as another tool does, and adopts it.
 func (e *env) createAdopted(ctx context.Context, t *testing.T, i image) {
 	t.Helper()
+	if _, err := e.store.Adopt(ctx, e.adoptionOf(ctx, t, tag, i)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// adoptionOf returns an image that another tool has put on the node under a name, and how it is adopted.
+func (e *env) adoptionOf(ctx context.Context, t *testing.T, name string, i image) Adoption {
+	t.Helper()
 	e.place(ctx, t, i, native)
-	img, err := e.Images.Create(e.ctx, images.Image{Name: tag, Target: i.root})
+	img, err := e.Images.Create(e.ctx, images.Image{Name: name, Target: i.root})
 	if err != nil {
 		t.Fatal(err)
 	}
-	e.adopt(ctx, t, img, i)
+	return adoption(img, i)
+}
+
+// adoption is how an image is adopted under the name of its record.
+func adoption(img images.Image, i image) Adoption {
+	adopted := entries(img.Name, i, native, 0)[1:]
+	adopted[0].Source, adopted[0].ReadyAt = imagepin.SourceAdopted, img.UpdatedAt
+	return Adoption{Image: img, Entries: adopted}
 }
 
 // adopt adopts an image under the name of its record.
 func (e *env) adopt(ctx context.Context, t *testing.T, img images.Image, i image) {
 	t.Helper()
-	adopted := entries(img.Name, i, native, 0)[1:]
-	adopted[0].Source, adopted[0].ReadyAt = imagepin.SourceAdopted, img.UpdatedAt
-	if _, err := e.store.Adopt(ctx, Adoption{Image: img, Entries: adopted}); err != nil {
+	if _, err := e.store.Adopt(ctx, adoption(img, i)); err != nil {
 		t.Fatal(err)
 	}
 }

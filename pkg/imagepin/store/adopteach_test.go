@@ -11,10 +11,7 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/containerd/containerd/v2/core/images"
-
 	"github.com/imagepin/imagepin/internal/ctdtest"
-	"github.com/imagepin/imagepin/pkg/imagepin"
 )
 
 // separate replaces the store with one that adopts several images at a time, with a call before each write of a record.
@@ -28,19 +25,6 @@ func (e *env) separate(atATime int, before func(record string) error) {
 		return nil
 	}}}
 	e.store = New(c)
-}
-
-// adoptionOf returns an image that another tool has put on the node under a name, and how it is adopted.
-func (e *env) adoptionOf(ctx context.Context, t *testing.T, name string, i image) Adoption {
-	t.Helper()
-	e.place(ctx, t, i, native)
-	img, err := e.Images.Create(e.ctx, images.Image{Name: name, Target: i.root})
-	if err != nil {
-		t.Fatal(err)
-	}
-	adopted := entries(name, i, native, 0)[1:]
-	adopted[0].Source, adopted[0].ReadyAt = imagepin.SourceAdopted, img.UpdatedAt
-	return Adoption{Image: img, Entries: adopted}
 }
 
 // TestAdoptSeveralAtATime checks that images are recorded at the same time, and tags of one image one after the other. All get the
