@@ -58,7 +58,7 @@ func coldPulls(z sizes) []scenario {
 		{name: largeName(z), repository: "large", tree: large, budget: ratio(0.45), cores: true},
 		{name: "40 layers", repository: "layers", tree: many},
 		{name: hugeName(z), repository: "huge", tree: huge, budget: ratio(0.6), remove: true},
-		{name: hugeName(z) + ", 60 MiB/s", repository: "huge", tree: huge, budget: ratio(0.48), limited: true, remove: true},
+		{name: hugeName(z) + ", 60 MiB/s", repository: "huge", tree: huge, budget: ratio(0.48), limited: true, remove: true, most: 3},
 		{name: largeName(z) + ", both parallel", repository: "large", tree: large, fleet: parallel, budget: ratio(0.8)},
 		{name: "40 layers, both parallel", repository: "layers", tree: many, fleet: parallel},
 		{name: largeName(z) + ", zstd", repository: "zstd", tree: zstd, budget: ratio(1)},

@@ -223,7 +223,7 @@ func (s *side) pullAll(ctx context.Context, refs []string, atATime int) (took, u
 	return took, after - before, errors.Join(err, cpuErr)
 }
 
-// concurrently makes a call for each reference, atATime of them at a time.
+// concurrently makes a call for each reference or path, atATime of them at a time.
 func concurrently(refs []string, atATime int, call func(ref string) error) (err error) {
 	var (
 		callers sync.WaitGroup
