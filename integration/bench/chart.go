@@ -42,7 +42,8 @@ const barColors = `
 
 // The columns of a chart.
 const (
-	chartWidth  = 960.0
+	chartWidth  = 960.0 // at least
+	chartAxis   = 320.0 // at least
 	chartMargin = 20.0
 	chartText   = 11.0
 	chartLine   = 18.0
@@ -59,7 +60,6 @@ type part struct {
 // ratioChart lays a chart of ratios out: a bar from 1.00 to the left if imagepin needs less than stock, and to the right if it needs
 // more.
 func ratioChart(parts []part) *svg.Picture {
-	p := &svg.Picture{Width: chartWidth, Page: true}
 	widest := 0.0
 	for _, part := range parts {
 		for _, b := range part.bars {
@@ -67,7 +67,9 @@ func ratioChart(parts []part) *svg.Picture {
 		}
 	}
 	cells := chartMargin + widest + cellGap
-	a := axis{from: cells + 3*(cellWidth+cellGap) + 16, to: chartWidth - chartMargin - 16}
+	a := axis{from: cells + 3*(cellWidth+cellGap) + 16}
+	a.to = max(chartWidth-chartMargin-16, a.from+chartAxis)
+	p := &svg.Picture{Width: a.to + chartMargin + 16, Page: true}
 	y := chartMargin + chartText
 	p.Text(chartMargin, y, chartText, cells, "dim", "median of the repetitions")
 	for i, name := range []string{"stock", "imagepin", "ratio"} {
@@ -100,7 +102,7 @@ func ratioChart(parts []part) *svg.Picture {
 		}
 	}
 	y += chartLine + 4
-	p.Text(chartMargin, y, chartText, chartWidth-chartMargin, "dim",
+	p.Text(chartMargin, y, chartText, p.Width-chartMargin, "dim",
 		"ratio: imagepin ÷ stock, blue is less. Thin lines: minimum to maximum. An arrow: outside of the axis, which is logarithmic.")
 	p.Height = y + chartMargin - 4
 	return p
