@@ -36,6 +36,14 @@ func serveCalls(z sizes, n int, f fleet) scenario {
 	calls := max(3, min(z.warm, 20_000/n))
 	return scenario{
 		rows: []row{status, list, read}, fleet: f,
+		setup: func(ctx context.Context, _ *bench, p *pair) error {
+			for _, s := range p.sides() { // after its first start, imagepin serve handles the events of what it has written
+				if err := s.settle(ctx); err != nil {
+					return err
+				}
+			}
+			return nil
+		},
 		run: func(ctx context.Context, _ *bench, s *side) (_ sample, err error) {
 			got := sample{}
 			i := 0
@@ -59,6 +67,23 @@ func serveCalls(z sizes, n int, f fleet) scenario {
 			return got, err
 		},
 	}
+}
+
+// settle waits until the daemon is idle: until it uses less than 4% of a processor for half a second.
+func (s *side) settle(ctx context.Context) error {
+	const period, idle = 500 * time.Millisecond, 20 * time.Millisecond
+	before, err := measure.CPU(s.PID())
+	for err == nil {
+		if err = pause(ctx, period); err != nil {
+			return err
+		}
+		var now time.Duration
+		if now, err = measure.CPU(s.PID()); now-before < idle {
+			return err
+		}
+		before = now
+	}
+	return err
 }
 
 // serveRestarts are restarts of imagepin serve, while its containerd keeps running, beside restarts of stock
