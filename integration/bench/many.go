@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
@@ -137,6 +138,8 @@ func removal(z sizes) scenario {
 				if _, err := s.Pull(ctx, ref, ""); err != nil {
 					return nil, err
 				}
+				// Files that are not on the disk yet are deleted faster. Images that kubelet removes are old.
+				syscall.Sync()
 				start := time.Now()
 				if err := s.RemoveImage(ctx, ref, ""); err != nil {
 					return nil, err
