@@ -52,12 +52,13 @@ func (s *reader) InRepository(id, manifest digest.Digest, repository string) boo
 	})
 }
 
-// InRegistry reports whether an image ID has an entry with this manifest that was pulled from a registry, given by its domain.
+// InRegistry reports whether an image ID has an entry with this manifest that a registry, given by its domain, or a mirror of it has
+// resolved. A copy that an apply made from content on the node is none.
 func (s *reader) InRegistry(id, manifest digest.Digest, registry string) bool {
 	s.index.mu.RLock()
 	defer s.index.mu.RUnlock()
 	return slices.ContainsFunc(s.index.byID[id], func(e *held) bool {
-		return e.Manifest == manifest && e.Source == imagepin.SourcePull && strings.HasPrefix(e.Ref, registry+"/")
+		return e.Manifest == manifest && e.Host != "" && strings.HasPrefix(e.Ref, registry+"/")
 	})
 }
 
