@@ -51,7 +51,7 @@ func (a *adopter) adoptAll(ctx context.Context, unknown []images.Image, have *he
 		}
 	}
 	for batch := range slices.Chunk(unknown, adoptBatch) {
-		look.describeAll(ctx, slices.DeleteFunc(slices.Clone(batch), notAdoptable), runtimes)
+		look.describeAll(ctx, batch, runtimes)
 		var adoptions []store.Adoption
 		for _, img := range batch {
 			if entries := a.adopt(ctx, img, look, has, late); len(entries) > 0 {
@@ -318,11 +318,6 @@ func (a *adopter) unadopted(ctx context.Context, img images.Image, has hasSnapsh
 	}
 	slices.Sort(without)
 	return "it is not unpacked in " + strings.Join(slices.Compact(without), ", ")
-}
-
-func notAdoptable(img images.Image) bool {
-	_, err := adoptable(img)
-	return err != nil
 }
 
 // adoptable returns the reference that a record's name is, if a pod can use it. It fails for an image ID, which is

@@ -58,7 +58,12 @@ const lookAtATime = 8
 func (l *look) describeAll(ctx context.Context, all []images.Image, runtimes []runtimeplatform.Runtime) {
 	var calls errgroup.Group
 	calls.SetLimit(lookAtATime)
+	seen := make(map[digest.Digest]bool) // an image has several records
 	for _, img := range all {
+		if seen[img.Target.Digest] {
+			continue
+		}
+		seen[img.Target.Digest] = true
 		calls.Go(func() error {
 			defer recoverPanic(ctx, "describe") // describe panics again where it is recovered as well
 			for _, rt := range runtimes {
