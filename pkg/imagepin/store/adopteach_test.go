@@ -10,6 +10,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/imagepin/imagepin/internal/ctdtest"
 )
@@ -26,6 +27,9 @@ func (e *env) separate(atATime int, before func(record string) error) {
 	}}}
 	e.store = New(c)
 }
+
+// enough is a time that passes only if the test fails.
+const enough = 10 * time.Second
 
 // TestAdoptSeveralAtATime checks that images are recorded at the same time, and tags of one image one after the other. All get the
 // keys that they get in one transaction.
@@ -53,8 +57,12 @@ func TestAdoptSeveralAtATime(t *testing.T) {
 			close(both)
 		}
 		mu.Unlock()
-		<-both
-		return nil
+		select {
+		case <-both:
+			return nil
+		case <-time.After(enough):
+			return errors.New("no other image is written at the same time")
+		}
 	})
 	change, err := e.store.Adopt(e.ctx, all...)
 	if err != nil || !change.Wrote {
