@@ -270,7 +270,7 @@ test-sim: ## Run simulated histories for a minute (SIM_TIME)
 check-bench: ## Run each Go benchmark once
 	$(TEST) -short -run '^$$' -bench . -benchtime 1x $$(git grep -l '^func Benchmark' pkg internal | xargs -n1 dirname | sort -u | sed 's|^|./|')
 
-# This takes about 22 minutes. BENCH='-run REGEXP', '-n REPETITIONS' or '-quick' runs less. BENCH=-help lists all
+# This takes up to 23 minutes. BENCH='-run REGEXP', '-n REPETITIONS' or '-quick' runs less. BENCH=-help lists all
 # options.
 .PHONY: bench
 bench: build test-binaries downloads ## Compare the performance with stock containerd; use an idle machine

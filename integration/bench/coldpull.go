@@ -52,54 +52,37 @@ func coldPulls(z sizes) []scenario {
 	zstd := large
 	zstd.zstd, zstd.seed = true, 8 // with the same content, the node would have the snapshots of the other image
 	parallel := fleet{parallel: true}
+	largeImage, hugeImage := named(z, "240 MB in 8 layers", "8 small layers"), named(z, "one layer of 1 GB", "one small layer of large files")
+	textImage := named(z, "400 MiB of text in one layer", "one small layer of text")
+	randomImage := named(z, "96 MB in 6 layers that do not compress", "6 small layers that do not compress")
 	var all []scenario
 	for _, c := range []coldPull{
 		{name: "small image", repository: "small", tree: smallTree, times: z.small, budget: ratio(1)},
-		{name: largeName(z), repository: "large", tree: large, budget: ratio(0.45), cores: true},
+		{name: largeImage, repository: "large", tree: large, budget: ratio(0.45), cores: true},
 		{name: "40 layers", repository: "layers", tree: many},
-		{name: hugeName(z), repository: "huge", tree: huge, budget: ratio(0.6), remove: true},
-		{name: hugeName(z) + ", 60 MiB/s", repository: "huge", tree: huge, budget: ratio(0.48), limited: true, remove: true, most: 3},
-		{name: largeName(z) + ", both parallel", repository: "large", tree: large, fleet: parallel, budget: ratio(0.8)},
+		{name: hugeImage, repository: "huge", tree: huge, budget: ratio(0.6), remove: true},
+		{name: hugeImage + ", 60 MiB/s", repository: "huge", tree: huge, budget: ratio(0.48), limited: true, remove: true, most: 3},
+		{name: largeImage + ", both parallel", repository: "large", tree: large, fleet: parallel, budget: ratio(0.8)},
 		{name: "40 layers, both parallel", repository: "layers", tree: many, fleet: parallel},
-		{name: largeName(z) + ", zstd", repository: "zstd", tree: zstd, budget: ratio(1)},
-		{name: textName(z), repository: "text", tree: plain, budget: ratio(1), remove: true},
-		{name: randomName(z), repository: "random", tree: noise, budget: ratio(1)},
-		{name: largeName(z) + ", EROFS", repository: "large", tree: large, fleet: fleet{erofs: true}},
+		{name: largeImage + ", zstd", repository: "zstd", tree: zstd, budget: ratio(1)},
+		{name: textImage, repository: "text", tree: plain, budget: ratio(1), remove: true},
+		{name: randomImage, repository: "random", tree: noise, budget: ratio(1)},
+		{name: largeImage + ", EROFS", repository: "large", tree: large, fleet: fleet{erofs: true}},
 		// containerd 2.4 starts no container of it: its reader of EROFS for users and groups has no archive ("extra devices count").
-		{name: largeName(z) + ", EROFS tar index", repository: "large", tree: large, fleet: fleet{erofs: true, tarIndex: true}, budget: ratio(1), stopped: true, most: 3},
-		{name: largeName(z) + ", stock's defaults beside EROFS", repository: "large", tree: large, fleet: fleet{fastest: true}, budget: ratio(1), running: ratio(0.35), most: 3},
+		{name: largeImage + ", EROFS tar index", repository: "large", tree: large, fleet: fleet{erofs: true, tarIndex: true}, budget: ratio(1), stopped: true, most: 3},
+		{name: largeImage + ", stock's defaults beside EROFS", repository: "large", tree: large, fleet: fleet{fastest: true}, budget: ratio(1), running: ratio(0.35), most: 3},
 	} {
 		all = append(all, c.scenario())
 	}
 	return all
 }
 
-func largeName(z sizes) string {
-	if z.layerSize == fullSizes.layerSize {
-		return "240 MB in 8 layers"
+// named returns the name of an image, which is smaller with -quick.
+func named(z sizes, full, quick string) string {
+	if z.exact {
+		return quick
 	}
-	return "8 small layers"
-}
-
-func hugeName(z sizes) string {
-	if z.piece == fullSizes.piece {
-		return "one layer of 1 GB"
-	}
-	return "one small layer of large files"
-}
-
-func textName(z sizes) string {
-	if z.text == fullSizes.text {
-		return "400 MiB of text in one layer"
-	}
-	return "one small layer of text"
-}
-
-func randomName(z sizes) string {
-	if z.random == fullSizes.random {
-		return "96 MB in 6 layers that do not compress"
-	}
-	return "6 small layers that do not compress"
+	return full
 }
 
 func (c coldPull) scenario() scenario {
@@ -184,11 +167,14 @@ func (c coldPull) pull(ctx context.Context, b *bench, s *side, pod *node.Pod) (p
 	if err != nil {
 		return got, err
 	}
-	cores := watchCores()
+	stop := func() ([]string, error) { return nil, nil }
+	if c.cores {
+		stop = watchCores()
+	}
 	start := time.Now()
 	id, err := s.Pull(ctx, ref, "")
 	wall := time.Since(start)
-	lines, cerr := cores()
+	cores, cerr := stop()
 	if err := errors.Join(err, cerr); err != nil {
 		return got, err
 	}
@@ -197,9 +183,7 @@ func (c coldPull) pull(ctx context.Context, b *bench, s *side, pod *node.Pod) (p
 		return got, err
 	}
 	got.turn = after.since(before, wall)
-	if c.cores {
-		got.Cores = strings.Join(lines, " ")
-	}
+	got.Cores = strings.Join(cores, " ")
 	if got.writes, err = s.MetadataWrites(); err != nil {
 		return got, err
 	}
