@@ -18,21 +18,22 @@ type Barrier struct {
 	directories map[string]*directory // by path
 	snapshots   map[string]*Snapshots // by the snapshotter's directory
 
-	slots    chan struct{} // has an element for each file that is being written
+	slots    chan struct{} // has an element for each write
 	patience time.Duration // of SyncTrees
 
-	beginning sync.Mutex // held by beginTree
+	writing sync.Mutex // held while a tree is written that nobody waits for
 
 	ordered func(*os.File) bool // reports whether a file system keeps the order of changes
-	// writeData writes the data of a file, and fsync also what else changed before.
+	// writeData writes the data of a file, and fsync also what else changed before. ranges reports whether writeData does without fsync.
 	writeData, fsync func(fd int) error
+	ranges           func() bool
 }
 
 // New returns a Barrier without directories.
 func New() *Barrier {
 	return &Barrier{
 		directories: make(map[string]*directory), snapshots: make(map[string]*Snapshots), slots: make(chan struct{}, maxWrites),
-		patience: patience, ordered: ordered, writeData: writeData, fsync: fsync,
+		patience: patience, ordered: ordered, writeData: writeData, fsync: fsync, ranges: writesRanges,
 	}
 }
 

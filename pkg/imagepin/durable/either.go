@@ -21,7 +21,7 @@ const patience = 2 * time.Second
 //
 // It fails with ErrUnavailable if a disk loses a file of the directories. A failure of syncfs alone may be about a file of another
 // process: it counts if there is no result for the files. SyncTrees returns when ctx ends, with its cause.
-func (b *Barrier) SyncTrees(ctx context.Context, root string, since time.Time, trees ...string) error {
+func (b *Barrier) SyncTrees(ctx context.Context, root string, since time.Time, trees ...*Tree) error {
 	d, err := b.open(root)
 	if err != nil {
 		return err

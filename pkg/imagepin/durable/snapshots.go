@@ -20,12 +20,12 @@ import (
 // Snapshots knows where the committed snapshots of a snapshotter are, and which of them are durable. A snapshot is known by its name
 // and by when it was created: another one can have the same name later. It is safe for concurrent use.
 type Snapshots struct {
-	root  string            // of the snapshotter
-	begin func(path string) // makes the kernel write a directory
+	root  string                  // of the snapshotter
+	begin func(path string) *Tree // begins to write a directory
 
 	mu       sync.Mutex
-	active   map[string]string   // the directories of active snapshots, by key
-	unpacked map[snapshot]string // the directories of snapshots that are not known to be durable
+	active   map[string]string  // the directories of active snapshots, by key
+	unpacked map[snapshot]*Tree // the directories of snapshots that are not known to be durable
 	durable  map[snapshot]bool
 }
 
@@ -47,7 +47,7 @@ func (b *Barrier) Snapshots(root string) *Snapshots {
 	defer b.mu.Unlock()
 	s := b.snapshots[root]
 	if s == nil {
-		s = &Snapshots{root: root, begin: b.beginTree, active: make(map[string]string), unpacked: make(map[snapshot]string), durable: make(map[snapshot]bool)}
+		s = &Snapshots{root: root, begin: b.beginTree, active: make(map[string]string), unpacked: make(map[snapshot]*Tree), durable: make(map[snapshot]bool)}
 		b.snapshots[root] = s
 	}
 	return s
@@ -79,9 +79,8 @@ func (w *watched) Commit(ctx context.Context, name, key string, opts ...snapshot
 		return err
 	}
 	if info, err := w.Snapshotter.Stat(ctx, name); err == nil {
-		w.known.committed(info, dir)
+		w.known.committed(info, w.known.begin(dir)) // while other layers are unpacked
 	}
-	go w.known.begin(dir) // while other layers are unpacked
 	return nil
 }
 
@@ -119,13 +118,13 @@ func (s *Snapshots) ended(key string) string {
 	return dir
 }
 
-func (s *Snapshots) committed(info snapshots.Info, dir string) {
+func (s *Snapshots) committed(info snapshots.Info, t *Tree) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if len(s.unpacked) >= maxKnown {
 		clear(s.unpacked)
 	}
-	s.unpacked[identify(info)] = dir
+	s.unpacked[identify(info)] = t
 }
 
 // SetDurable notes that snapshots are durable.
@@ -164,7 +163,7 @@ func (s *Snapshots) Missing(ctx context.Context, sn snapshots.Snapshotter, top s
 // Directories returns the directories of snapshots that [Snapshots.Missing] has returned. It creates views of those that were unpacked
 // by another process, and removes them again; ctx must have a lease then, which [Snapshots.Known] reports. It fails with
 // ErrNotImplemented if the mounts are not those of directories of the snapshotter, and with the error of the snapshotter.
-func (s *Snapshots) Directories(ctx context.Context, sn snapshots.Snapshotter, missing []snapshots.Info) ([]string, error) {
+func (s *Snapshots) Directories(ctx context.Context, sn snapshots.Snapshotter, missing []snapshots.Info) ([]*Tree, error) {
 	dirs, unknown := s.find(missing)
 	if len(unknown) == 0 {
 		return dirs, nil
@@ -174,7 +173,7 @@ func (s *Snapshots) Directories(ctx context.Context, sn snapshots.Snapshotter, m
 	if err != nil {
 		return nil, err
 	}
-	dirs = append(dirs, below...)
+	dirs = append(dirs, trees(below)...)
 	depth := len(missing) - slices.IndexFunc(missing, func(i snapshots.Info) bool { return i.Name == unknown[0].Name })
 	if len(below) >= depth {
 		return dirs, nil
@@ -187,7 +186,7 @@ func (s *Snapshots) Directories(ctx context.Context, sn snapshots.Snapshotter, m
 		if len(below) != 1 || len(own) != 1 {
 			return nil, fmt.Errorf("the mounts of snapshot %s have too few directories: %w", unknown[0].Name, errdefs.ErrNotImplemented)
 		}
-		dirs = append(dirs, own...)
+		dirs = append(dirs, trees(own)...)
 	}
 	return dirs, nil
 }
@@ -199,7 +198,7 @@ func (s *Snapshots) Known(missing []snapshots.Info) bool {
 }
 
 // find returns the directories that are known, and the snapshots that have none.
-func (s *Snapshots) find(all []snapshots.Info) (dirs []string, unknown []snapshots.Info) {
+func (s *Snapshots) find(all []snapshots.Info) (dirs []*Tree, unknown []snapshots.Info) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, i := range all {

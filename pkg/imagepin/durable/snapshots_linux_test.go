@@ -80,7 +80,7 @@ func directoriesOf(ctx context.Context, t *testing.T, s *Snapshots, sn snapshots
 	}
 	var ids []string
 	for _, dir := range dirs {
-		id, err := filepath.Rel(filepath.Join(s.root, "snapshots"), dir)
+		id, err := filepath.Rel(filepath.Join(s.root, "snapshots"), dir.path)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -99,7 +99,10 @@ func TestDirectories(t *testing.T) {
 			sn, root := open()
 			known := New().Snapshots(root + "/")
 			begun := make(chan string, 3)
-			known.begin = func(path string) { begun <- path }
+			known.begin = func(path string) *Tree {
+				begun <- path
+				return &Tree{path: path}
+			}
 			check := func(when string, s *Snapshots, ctx context.Context, top string, views int, want ...string) {
 				t.Helper()
 				sn.views = 0

@@ -47,7 +47,7 @@ func hasJournal(dir string) bool {
 //
 // It fails with ErrUnavailable if a disk fails, with the cause of ctx if that ends, and with the error of open(2) if a directory
 // is gone. It fails with ErrNotImplemented if a file system does not keep the order of changes.
-func (b *Barrier) syncTrees(ctx context.Context, parent string, trees ...string) error {
+func (b *Barrier) syncTrees(ctx context.Context, parent string, trees ...*Tree) error {
 	in, err := os.Open(parent)
 	if err != nil {
 		return err
@@ -56,116 +56,171 @@ func (b *Barrier) syncTrees(ctx context.Context, parent string, trees ...string)
 	if !b.ordered(in) {
 		return fmt.Errorf("the file system of %s does not keep the order of changes: %w", parent, errdefs.ErrNotImplemented)
 	}
-	var of unix.Stat_t
-	if err := unix.Fstat(int(in.Fd()), &of); err != nil {
-		return &os.PathError{Op: "stat", Path: parent, Err: err}
-	}
-	w := b.newWrite(ctx, b.writeData)
-	if err := w.end(w.walkAll(of.Dev, trees)); err != nil {
+	dev, err := deviceOf(parent)
+	if err != nil {
 		return err
 	}
-	if err := os.Chtimes(parent, time.Time{}, time.Now()); err != nil {
+	written, err := waitFor(ctx, trees)
+	if err != nil {
 		return err
 	}
-	w = b.newWrite(ctx, b.fsync)
-	fd, err := unix.FcntlInt(in.Fd(), unix.F_DUPFD_CLOEXEC, 0)
-	if err == nil {
-		err = w.put(opened{fd, parent})
-	}
-	return w.end(err)
+	return b.inSlot(ctx, func() error {
+		w := b.newWrite(ctx)
+		for i, t := range trees {
+			if err == nil {
+				err = w.walk(unix.AT_FDCWD, t.path, t.path, dev, !written[i])
+			}
+		}
+		if err := w.end(err); err != nil {
+			return err
+		}
+		if err := os.Chtimes(parent, time.Time{}, time.Now()); err != nil {
+			return err
+		}
+		return described(b.fsync(int(in.Fd())), parent)
+	})
 }
 
-// beginTree makes the kernel write the files of a directory, one directory after the other, and waits for nothing. [Barrier.SyncTrees]
-// has less to write then, and reports what fails.
-func (b *Barrier) beginTree(path string) {
-	b.beginning.Lock()
-	defer b.beginning.Unlock()
-	var of unix.Stat_t
-	if unix.Lstat(path, &of) != nil {
-		return
+// writeTree writes the data of the regular files in a directory of a snapshot. It fails as [Barrier.syncTrees] does.
+func (b *Barrier) writeTree(path string) error {
+	dev, err := deviceOf(filepath.Dir(path))
+	if err != nil {
+		return err
 	}
-	w := b.newWrite(context.Background(), func(int) error { return nil })
-	_ = w.end(w.walk(unix.AT_FDCWD, path, path, of.Dev))
+	return b.inSlot(context.Background(), func() error {
+		w := b.newWrite(context.Background())
+		return w.end(w.walk(unix.AT_FDCWD, path, path, dev, true))
+	})
+}
+
+// deviceOf returns the device of a directory's file system.
+func deviceOf(path string) (uint64, error) {
+	var of unix.Stat_t
+	if err := unix.Stat(path, &of); err != nil {
+		return 0, &os.PathError{Op: "stat", Path: path, Err: err}
+	}
+	return of.Dev, nil
 }
 
 const (
-	// maxWrites is the maximum number of files that the process writes at once.
-	maxWrites = 32
+	// maxWrites is how many images, and layers that were unpacked, are written at once.
+	maxWrites = 8
 	// aheadFiles is how many files are open whose data the kernel has begun to write.
 	aheadFiles = 128
+	// aheadSyncs is the same where each file needs an fsync. Those that are called at the same time share a flush.
+	aheadSyncs = 32
 )
 
-// write is a number of calls for files. A call cannot be canceled: if the context ends, those that are running go on, and close their
-// files.
+// write writes files, and waits for them in their order. The kernel writes those at the same time that are open. It is used by one
+// goroutine: to wake another one for each file takes more processor time than to write a small file.
 type write struct {
-	ctx    context.Context
-	cancel context.CancelCauseFunc
-	slots  chan struct{}
-	call   func(fd int) error
-	queue  chan opened
-	done   chan struct{} // closed when all workers have ended
-	linked map[uint64]bool
+	ctx       context.Context
+	ranges    bool
+	writeData func(fd int) error
+	open      []opened // oldest first
+	linked    map[uint64]bool
 }
 
-// opened is an open file or directory.
+// opened is an open file.
 type opened struct {
-	fd   int
-	path string
+	fd     int
+	path   string
+	synced chan error // has the result of fsync; nil if that was not called
 }
 
-func (b *Barrier) newWrite(ctx context.Context, call func(fd int) error) *write {
-	w := &write{slots: b.slots, call: call, queue: make(chan opened, aheadFiles), done: make(chan struct{}), linked: make(map[uint64]bool)}
-	w.ctx, w.cancel = context.WithCancelCause(ctx)
-	var workers sync.WaitGroup
-	for range maxWrites {
-		workers.Go(w.work)
-	}
-	go func() {
-		workers.Wait()
-		close(w.done)
-	}()
-	return w
-}
-
-// work makes the call for what is in the queue, and closes it.
-func (w *write) work() {
-	for f := range w.queue {
-		select {
-		case <-w.ctx.Done():
-		case w.slots <- struct{}{}:
-			if err := w.call(f.fd); err != nil {
-				w.cancel(fmt.Errorf("write %s to its disk: %w: %w", f.path, err, errdefs.ErrUnavailable))
-			}
-			<-w.slots
-		}
-		_ = unix.Close(f.fd)
+// inSlot calls do when a slot is free. A call of the kernel cannot be canceled: a disk that does not answer keeps no more than the slots.
+func (b *Barrier) inSlot(ctx context.Context, do func() error) error {
+	select {
+	case b.slots <- struct{}{}:
+		defer func() { <-b.slots }()
+		return do()
+	case <-ctx.Done():
+		return context.Cause(ctx)
 	}
 }
 
-// writeData returns when the data of a file is on its disk, or in the cache of the disk. It does not write where it is: that is a change
-// of the file system, and earlier than the return, because the kernel makes it before it ends the write (ext4_end_io_end in
-// fs/ext4/page-io.c, xfs_end_ioend in fs/xfs/xfs_aops.c). Before Linux 5.2, sync_file_range can leave out data, and fsync is called.
-func writeData(fd int) error {
-	if !writesAll() {
-		return fsync(fd)
+func (b *Barrier) newWrite(ctx context.Context) *write {
+	return &write{ctx: ctx, ranges: b.ranges(), writeData: b.writeData, linked: make(map[uint64]bool)}
+}
+
+// end waits for the files, and closes them. failed is why nothing more was put, if that is not all.
+func (w *write) end(failed error) error {
+	for len(w.open) > 0 {
+		failed = w.endOldest(failed)
 	}
-	const writeAndWait = unix.SYNC_FILE_RANGE_WAIT_BEFORE | unix.SYNC_FILE_RANGE_WRITE | unix.SYNC_FILE_RANGE_WAIT_AFTER
+	return failed
+}
+
+// put begins to write a file, and closes it when it is written.
+func (w *write) put(f opened) error {
+	ahead := aheadFiles
+	if w.ranges {
+		// It waits for nothing. The call for the file reports if it fails.
+		_ = unix.SyncFileRange(f.fd, 0, 0, unix.SYNC_FILE_RANGE_WRITE)
+	} else {
+		ahead, f.synced = aheadSyncs, make(chan error, 1)
+		go func() { f.synced <- w.writeData(f.fd) }()
+	}
+	if w.open = append(w.open, f); len(w.open) < ahead {
+		return nil
+	}
+	return w.endOldest(nil)
+}
+
+// endOldest waits for a file, and closes it. It does not wait without need if the write has failed, and returns why.
+func (w *write) endOldest(failed error) error {
+	f := w.open[0]
+	w.open = w.open[1:]
+	if failed == nil {
+		failed = context.Cause(w.ctx)
+	}
+	var err error
+	switch {
+	case f.synced != nil:
+		err = <-f.synced
+	case failed == nil:
+		err = w.writeData(f.fd)
+	}
+	_ = unix.Close(f.fd)
+	if failed != nil {
+		return failed
+	}
+	return described(err, f.path)
+}
+
+// writeRange returns when the data of a file is on its disk, or in the cache of the disk. It does not write where it is: that is a
+// change of the file system, and earlier than the return, because the kernel makes it before it ends the write (ext4_end_io_end in
+// fs/ext4/page-io.c, xfs_end_ioend in fs/xfs/xfs_aops.c).
+func writeRange(fd int) error {
 	for {
-		err := unix.SyncFileRange(fd, 0, 0, writeAndWait)
-		switch {
-		case errors.Is(err, unix.EINTR):
-		case errors.Is(err, unix.ENOSYS), errors.Is(err, unix.EPERM): // a filter of system calls
-			return fsync(fd)
-		default:
+		const writeAndWait = unix.SYNC_FILE_RANGE_WAIT_BEFORE | unix.SYNC_FILE_RANGE_WRITE | unix.SYNC_FILE_RANGE_WAIT_AFTER
+		if err := unix.SyncFileRange(fd, 0, 0, writeAndWait); !errors.Is(err, unix.EINTR) {
 			return os.NewSyscallError("sync_file_range", err)
 		}
 	}
 }
 
-// writesAll reports whether sync_file_range writes all data if it also waits (fs/sync.c).
-var writesAll = sync.OnceValue(func() bool {
+// writeData calls writeRange where that writes all data, and fsync elsewhere.
+func writeData(fd int) error {
+	if writesRanges() {
+		return writeRange(fd)
+	}
+	return fsync(fd)
+}
+
+// writesRanges reports whether sync_file_range can be called, and writes all data if it also waits. Before Linux 5.2 it can leave out
+// data (fs/sync.c). A filter of system calls may not know it.
+var writesRanges = sync.OnceValue(func() bool {
 	all, err := kernelversion.GreaterEqualThan(kernelversion.KernelVersion{Kernel: 5, Major: 2})
-	return err == nil && all
+	if err != nil || !all {
+		return false
+	}
+	root, err := os.Open("/")
+	if err != nil {
+		return false
+	}
+	defer root.Close()
+	return unix.SyncFileRange(int(root.Fd()), 0, 0, 0) == nil // it does nothing
 })
 
 func fsync(fd int) error {
@@ -176,56 +231,19 @@ func fsync(fd int) error {
 	}
 }
 
-// put passes a file to a worker, which closes it.
-func (w *write) put(f opened) error {
-	select {
-	case w.queue <- f:
-		return nil
-	case <-w.ctx.Done():
-		_ = unix.Close(f.fd)
-		return context.Cause(w.ctx)
-	}
-}
-
-// end waits for the workers. err is why nothing more was put, if that is not all.
-func (w *write) end(err error) error {
-	close(w.queue)
-	if err != nil {
-		w.cancel(err)
-		return context.Cause(w.ctx)
-	}
-	select {
-	case <-w.done:
-	case <-w.ctx.Done():
-	}
-	err = context.Cause(w.ctx)
-	w.cancel(nil)
-	return err
-}
-
-// walkAll puts the files of trees of one device.
-func (w *write) walkAll(dev uint64, trees []string) error {
-	for _, path := range trees {
-		if err := w.walk(unix.AT_FDCWD, path, path, dev); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// walk puts the files of a directory.
-func (w *write) walk(at int, name, path string, dev uint64) error {
+// walk puts the files of a directory, and, if deep is set, of those in it.
+func (w *write) walk(at int, name, path string, dev uint64, deep bool) error {
 	fd, err := open(at, name, path, unix.O_DIRECTORY)
 	if err != nil {
 		return err
 	}
-	err = w.putAllIn(fd, path, dev)
+	err = w.putAllIn(fd, path, dev, deep)
 	_ = unix.Close(fd)
 	return err
 }
 
 // putAllIn puts the files of an open directory. It opens only regular files and directories: to open a FIFO or a device can block.
-func (w *write) putAllIn(fd int, path string, dev uint64) error {
+func (w *write) putAllIn(fd int, path string, dev uint64, deep bool) error {
 	if _, err := w.isNew(fd, path, dev); err != nil {
 		return err
 	}
@@ -241,8 +259,8 @@ func (w *write) putAllIn(fd int, path string, dev uint64) error {
 	for _, e := range entries {
 		child := filepath.Join(path, e.Name())
 		switch {
-		case e.IsDir():
-			err = w.walk(fd, e.Name(), child, dev)
+		case e.IsDir() && deep:
+			err = w.walk(fd, e.Name(), child, dev, deep)
 		case e.Type().IsRegular():
 			err = w.putFile(fd, e.Name(), child, dev)
 		}
@@ -263,9 +281,7 @@ func (w *write) putFile(at int, name, path string, dev uint64) error {
 		_ = unix.Close(fd)
 		return err
 	}
-	// It begins to write and waits for nothing. The call for the file reports if it fails.
-	_ = unix.SyncFileRange(fd, 0, 0, unix.SYNC_FILE_RANGE_WRITE)
-	return w.put(opened{fd, path})
+	return w.put(opened{fd: fd, path: path})
 }
 
 // isNew reports whether a file was not put before under another name. It fails with ErrNotImplemented if it is on another device.

@@ -76,8 +76,8 @@ func TestFilesOfTrees(t *testing.T) {
 	noError(t, os.Link(filepath.Join(dir, "app"), filepath.Join(dir, "link")))
 	noError(t, os.Symlink(filepath.Join(root, "snapshots/3/fs"), filepath.Join(dir, "symlink")))
 	noError(t, unix.Mkfifo(filepath.Join(dir, "fifo"), 0o600))
-	trees := []string{filepath.Join(root, "snapshots/1"), filepath.Join(root, "snapshots/2")}
-	noError(t, b.syncTrees(t.Context(), filepath.Join(root, "snapshots"), trees...))
+	paths := []string{filepath.Join(root, "snapshots/1"), filepath.Join(root, "snapshots/2")}
+	noError(t, b.syncTrees(t.Context(), filepath.Join(root, "snapshots"), trees(paths)...))
 	var got []string
 	for _, path := range c.paths {
 		rel, err := filepath.Rel(root, path)
@@ -107,7 +107,7 @@ func TestChangeOfParent(t *testing.T) {
 		}
 		return err
 	}
-	noError(t, b.syncTrees(t.Context(), parent, filepath.Join(parent, "1")))
+	noError(t, b.syncTrees(t.Context(), parent, &Tree{path: filepath.Join(parent, "1")}))
 }
 
 // TestUnusableTrees checks trees that cannot be written file by file, which is no failure of a disk.
@@ -119,25 +119,95 @@ func TestUnusableTrees(t *testing.T) {
 		filepath.Join(parent, "gone"): fs.ErrNotExist, filepath.Join(parent, "symlink"): unix.ENOTDIR, "/proc/self/task": errdefs.ErrNotImplemented,
 		filepath.Join(parent, "1/fs/app"): unix.ENOTDIR,
 	} {
-		if err := b.syncTrees(t.Context(), parent, tree); !errors.Is(err, want) || errdefs.IsUnavailable(err) {
+		if err := b.syncTrees(t.Context(), parent, &Tree{path: tree}); !errors.Is(err, want) || errdefs.IsUnavailable(err) {
 			t.Errorf("%s: got %v, want %v", tree, err, want)
 		}
 	}
 	b.ordered = func(*os.File) bool { return false }
-	if err := b.syncTrees(t.Context(), parent, filepath.Join(parent, "1")); !errdefs.IsNotImplemented(err) {
+	if err := b.syncTrees(t.Context(), parent, &Tree{path: filepath.Join(parent, "1")}); !errdefs.IsNotImplemented(err) {
 		t.Errorf("without an order: got %v", err)
 	}
 }
 
-// TestBeginTree checks that the kernel can begin to write a directory without any call that waits, and that a directory that is gone does not matter.
+// TestBeginTree checks that a tree is written once if somebody has begun that, and that only files beside those of the layer are written
+// later, which a snapshotter may have made in the meantime.
 func TestBeginTree(t *testing.T) {
+	b, c, root := counted(t, "snapshots/1/fs/app", "snapshots/2/fs/app")
+	parent := filepath.Join(root, "snapshots")
+	noError(t, unix.Mkfifo(filepath.Join(parent, "1/fifo"), 0o600))
+	tree := b.beginTree(filepath.Join(parent, "1"))
+	<-tree.written
+	if want := []string{filepath.Join(parent, "1/fs/app")}; !slices.Equal(c.paths, want) {
+		t.Errorf("got %v, want %v", c.paths, want)
+	}
+	noError(t, os.WriteFile(filepath.Join(parent, "1/later"), nil, 0o600))
+	noError(t, b.syncTrees(t.Context(), parent, tree))
+	if want := []string{filepath.Join(parent, "1/fs/app"), filepath.Join(parent, "1/later"), parent + "*"}; !slices.Equal(c.paths, want) {
+		t.Errorf("got %v, want %v", c.paths, want)
+	}
+
+	// One that waits for another one is begun when it is needed.
+	c.paths = nil
+	b.writing.Lock()
+	tree = b.beginTree(filepath.Join(parent, "2"))
+	noError(t, b.syncTrees(t.Context(), parent, tree))
+	b.writing.Unlock()
+	if want := []string{filepath.Join(parent, "2/fs/app"), parent + "*"}; !slices.Equal(c.paths, want) {
+		t.Errorf("got %v, want %v", c.paths, want)
+	}
+}
+
+// TestFailedTree checks that a file that the disk has lost stays lost: the kernel reports it once. Another failure to write a tree does not
+// count when it can be written later.
+func TestFailedTree(t *testing.T) {
 	b, c, root := counted(t, "snapshots/1/fs/app")
-	tree := filepath.Join(root, "snapshots/1")
-	noError(t, unix.Mkfifo(filepath.Join(tree, "fifo"), 0o600))
-	b.beginTree(tree)
-	b.beginTree(filepath.Join(root, "gone"))
-	if open := openFiles(t, root); len(c.paths) > 0 || open > 0 {
-		t.Errorf("calls for %v, %d open files", c.paths, open)
+	parent, failure := filepath.Join(root, "snapshots"), errors.New("input/output error")
+	c.do = func(string) error { return failure }
+	tree := b.beginTree(filepath.Join(parent, "1"))
+	<-tree.written
+	c.do = nil
+	for range 2 {
+		if err := b.SyncTrees(t.Context(), root, time.Now(), tree); !errors.Is(err, failure) || !errdefs.IsUnavailable(err) {
+			t.Errorf("got %v, want %v", err, failure)
+		}
+	}
+
+	tree = b.beginTree(filepath.Join(parent, "2"))
+	<-tree.written
+	noError(t, os.MkdirAll(filepath.Join(parent, "2/fs"), 0o700))
+	noError(t, os.WriteFile(filepath.Join(parent, "2/fs/app"), nil, 0o600))
+	c.paths = nil
+	noError(t, b.syncTrees(t.Context(), parent, tree))
+	if want := []string{filepath.Join(parent, "2/fs/app"), parent + "*"}; !slices.Equal(c.paths, want) {
+		t.Errorf("got %v, want %v", c.paths, want)
+	}
+}
+
+// TestManyFiles checks that all files are written if there are more than are open at once, with and without sync_file_range.
+func TestManyFiles(t *testing.T) {
+	for _, ranges := range []bool{true, false} {
+		var names []string
+		for n := range 3 * aheadFiles {
+			names = append(names, fmt.Sprintf("snapshots/1/fs/%d", n))
+		}
+		b, c, root := counted(t, names...)
+		b.ranges = func() bool { return ranges }
+		most := 0
+		c.do = func(string) error {
+			c.mu.Lock()
+			defer c.mu.Unlock()
+			most = max(most, openFiles(t, root))
+			return nil
+		}
+		parent := filepath.Join(root, "snapshots")
+		noError(t, b.syncTrees(t.Context(), parent, &Tree{path: filepath.Join(parent, "1")}))
+		slices.Sort(c.paths)
+		if got := len(slices.Compact(c.paths)); got != len(names)+1 || len(c.paths) != len(names)+1 {
+			t.Errorf("ranges %t: %d calls for %d files, want %d", ranges, len(c.paths), got, len(names)+1)
+		}
+		if limit := aheadFiles + 10; most > limit {
+			t.Errorf("ranges %t: %d open files, want %d at most", ranges, most, limit)
+		}
 	}
 }
 
@@ -209,7 +279,7 @@ func TestEitherWay(t *testing.T) {
 			if one.tree != "" {
 				tree = one.tree
 			}
-			err := b.SyncTrees(ctx, root, time.Now(), filepath.Join(root, "snapshots", tree))
+			err := b.SyncTrees(ctx, root, time.Now(), &Tree{path: filepath.Join(root, "snapshots", tree)})
 			if !errors.Is(err, one.want) || errdefs.IsUnavailable(err) != one.unavailable {
 				t.Errorf("got %v, want %v", err, one.want)
 			}
@@ -233,10 +303,10 @@ func TestErrorOfAnotherSync(t *testing.T) {
 		t.Fatalf("got %v", err)
 	}
 	gone := filepath.Join(root, "snapshots/gone")
-	if err := b.SyncTrees(t.Context(), root, since, gone); !errors.Is(err, failure) || !errdefs.IsUnavailable(err) {
+	if err := b.SyncTrees(t.Context(), root, since, &Tree{path: gone}); !errors.Is(err, failure) || !errdefs.IsUnavailable(err) {
 		t.Errorf("created before: got %v, want %v", err, failure)
 	}
-	if err := b.SyncTrees(t.Context(), root, time.Now(), gone); err != nil {
+	if err := b.SyncTrees(t.Context(), root, time.Now(), &Tree{path: gone}); err != nil {
 		t.Errorf("created later: %v", err)
 	}
 }
@@ -244,43 +314,50 @@ func TestErrorOfAnotherSync(t *testing.T) {
 // TestHangingDisk checks that calls whose context has ended leave a bounded number of calls behind, and no open file when these
 // have returned.
 func TestHangingDisk(t *testing.T) {
-	var names []string
-	for n := range 3 * maxWrites {
-		names = append(names, fmt.Sprintf("snapshots/1/fs/%d", n))
-	}
-	b, c, root := counted(t, names...)
-	answer := make(chan struct{})
-	hanging := make(chan struct{}, len(names)*10)
-	c.do = func(string) error {
-		hanging <- struct{}{}
-		<-answer
-		return nil
-	}
-	b.directories[root].sync.do = func() error { <-answer; return nil }
-	gone := errors.New("the caller has gone")
-	for i := range 5 {
-		ctx, cancel := context.WithCancelCause(t.Context())
-		result := make(chan error)
-		go func() { result <- b.SyncTrees(ctx, root, time.Now(), filepath.Join(root, "snapshots/1")) }()
-		if i == 0 {
-			for range maxWrites {
-				<-hanging
+	for _, ranges := range []bool{true, false} {
+		var names []string
+		for n := range 2 * aheadFiles {
+			names = append(names, fmt.Sprintf("snapshots/1/fs/%d", n))
+		}
+		b, c, root := counted(t, names...)
+		b.ranges = func() bool { return ranges }
+		calls := 1 // of each write
+		if !ranges {
+			calls = aheadSyncs
+		}
+		answer := make(chan struct{})
+		hanging := make(chan struct{}, 10*maxWrites*aheadFiles)
+		c.do = func(string) error {
+			hanging <- struct{}{}
+			<-answer
+			return nil
+		}
+		b.directories[root].sync.do = func() error { <-answer; return nil }
+		gone := errors.New("the caller has gone")
+		for i := range 2 * maxWrites {
+			ctx, cancel := context.WithCancelCause(t.Context())
+			result := make(chan error)
+			go func() { result <- b.SyncTrees(ctx, root, time.Now(), &Tree{path: filepath.Join(root, "snapshots/1")}) }()
+			if i < maxWrites {
+				for range calls {
+					<-hanging
+				}
+			}
+			cancel(gone)
+			if err := <-result; !errors.Is(err, gone) {
+				t.Errorf("got %v, want %v", err, gone)
 			}
 		}
-		cancel(gone)
-		if err := <-result; !errors.Is(err, gone) {
-			t.Errorf("got %v, want %v", err, gone)
+		if len(hanging) > 0 {
+			t.Errorf("ranges %t: %d more calls than %d", ranges, len(hanging), maxWrites*calls)
 		}
-	}
-	if len(hanging) > 0 {
-		t.Errorf("%d more calls than %d", len(hanging), maxWrites)
-	}
-	close(answer)
-	for range maxWrites { // all have ended when all slots are free
-		b.slots <- struct{}{}
-	}
-	for openFiles(t, root) > 0 {
-		time.Sleep(time.Millisecond)
+		close(answer)
+		for range maxWrites { // all have ended when all slots are free
+			b.slots <- struct{}{}
+		}
+		for openFiles(t, root) > 0 {
+			time.Sleep(time.Millisecond)
+		}
 	}
 }
 
@@ -306,7 +383,7 @@ func TestReadOnlyTrees(t *testing.T) {
 	noError(t, unix.Mount(root, root, "", unix.MS_BIND, ""))
 	t.Cleanup(func() { noError(t, unix.Unmount(root, unix.MNT_DETACH)) })
 	noError(t, unix.Mount("", root, "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY, ""))
-	noError(t, b.SyncTrees(t.Context(), root, time.Now(), filepath.Join(root, "snapshots/1")))
+	noError(t, b.SyncTrees(t.Context(), root, time.Now(), &Tree{path: filepath.Join(root, "snapshots/1")}))
 	if synced != 1 {
 		t.Errorf("%d calls of syncfs, want 1", synced)
 	}

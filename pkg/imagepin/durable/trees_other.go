@@ -11,12 +11,14 @@ import (
 
 const maxWrites = 1
 
+func writesRanges() bool { return false }
+
 func ordered(*os.File) bool { return false }
 
-func (*Barrier) beginTree(string) {}
+func (*Barrier) writeTree(string) error { return errdefs.ErrNotImplemented }
 
 func writeData(int) error { return errdefs.ErrNotImplemented }
 
 func fsync(int) error { return errdefs.ErrNotImplemented }
 
-func (*Barrier) syncTrees(context.Context, string, ...string) error { return errdefs.ErrNotImplemented }
+func (*Barrier) syncTrees(context.Context, string, ...*Tree) error { return errdefs.ErrNotImplemented }

@@ -166,7 +166,7 @@ func (s *syncer) chain(ctx context.Context, root string, sn store.Snapshot) erro
 }
 
 // directories returns the directories of snapshots. It creates a lease if views are needed.
-func (s *syncer) directories(ctx context.Context, known *durable.Snapshots, service snapshots.Snapshotter, missing []snapshots.Info) (dirs []string, _ error) {
+func (s *syncer) directories(ctx context.Context, known *durable.Snapshots, service snapshots.Snapshotter, missing []snapshots.Info) (dirs []*durable.Tree, _ error) {
 	if _, leased := leases.FromContext(ctx); leased || known.Known(missing) {
 		return known.Directories(ctx, service, missing)
 	}
