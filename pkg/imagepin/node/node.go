@@ -154,7 +154,7 @@ func New(c Config) (*Node, error) {
 	if n.containerd.Holder == nil {
 		n.containerd.Holder = lease.NewHolder(n.leases, n.containerd.Records)
 	}
-	n.containerd.Content = blobs.WithLocalFiles(func() string { return n.active.Load().ContentDir }, c.Content)
+	n.containerd.Content = blobs.WithLocalFiles(func() string { return n.active.Load().ContentDir }, blobs.WithoutEqualUpdates(c.Content))
 	var err error
 	if n.prover, err = resolve.LoadProver(c.NodeKey); err != nil {
 		return nil, err
