@@ -46,6 +46,7 @@ type bench struct {
 	roots   []string
 	results []*result
 	shares  []*shares
+	courses []*course
 	// decompressions are the times of [bench.decompression].
 	decompressions map[tree]imageTimes
 	// versions of the daemons.
@@ -151,6 +152,9 @@ func (b *bench) scenario(ctx context.Context, p *pair, s scenario) error {
 			if s.shares != nil {
 				s.shares.keep(side.ours)
 			}
+			if s.course != nil {
+				s.course.keep(side.ours)
+			}
 			for name, v := range got {
 				r := results[name]
 				if r == nil {
@@ -174,6 +178,9 @@ func (b *bench) scenario(ctx context.Context, p *pair, s scenario) error {
 		if err := b.share(s.shares); err != nil {
 			return err
 		}
+	}
+	if s.course != nil && b.wanted(s.rows[0]) {
+		b.courses = append(b.courses, s.course)
 	}
 	return b.profileOf(ctx, p.ours, s)
 }

@@ -86,7 +86,7 @@ memory gained               -1.0 MB    2.5 MB
 }
 
 func TestPlots(t *testing.T) {
-	all, err := drawAll(sampleResults())
+	all, err := drawAll(sampleResults(), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -241,8 +241,9 @@ func TestQuick(t *testing.T) {
 		t.Errorf("printed tables:\n%s\nwritten tables:\n%s", out.String(), written)
 	}
 	var raw struct {
-		Rows   []rawRow
-		Shares []rawShares
+		Rows    []rawRow
+		Shares  []rawShares
+		Courses []rawCourse
 	}
 	b, err := os.ReadFile(filepath.Join(dir, "results.json"))
 	if err == nil {
@@ -290,6 +291,7 @@ func TestQuick(t *testing.T) {
 	}
 	checkCounts(t, measured)
 	checkShares(t, raw.Shares, string(where))
+	checkCourses(t, raw.Courses)
 }
 
 // checkShares checks that all large cold pulls have their shares, and no others.

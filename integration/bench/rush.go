@@ -65,8 +65,12 @@ func (r rush) scenario() scenario {
 	if r.boot {
 		requests.name = r.name + ": requests"
 	}
+	var over *course
+	if r.drips == 0 {
+		over = &course{name: r.name}
+	}
 	return scenario{
-		rows: []row{wall, used, peak, requests}, fleet: fleet{rushes: true}, restarts: r.boot, most: r.most(), setup: r.setup,
+		rows: []row{wall, used, peak, requests}, fleet: fleet{rushes: true}, restarts: r.boot, most: r.most(), setup: r.setup, course: over,
 		stockFails: r.stuck > 0,
 		run: func(ctx context.Context, b *bench, s *side) (_ sample, err error) {
 			pods, err := r.specs(ctx, b, s)
@@ -87,6 +91,9 @@ func (r rush) scenario() scenario {
 			if err != nil {
 				return nil, err
 			}
+			if over != nil {
+				over.last = m.moments
+			}
 			got := sample{used.name: float64(m.used), peak.name: m.peak}
 			got.took(wall.name, m.wall)
 			if r.boot {
@@ -105,6 +112,7 @@ func inRush(q registry.Request) bool { return strings.HasPrefix(q.Repository, ru
 type rushed struct {
 	wall, used time.Duration
 	peak       float64 // bytes
+	moments    []moment
 }
 
 // limited is measure with the limit for stock.
@@ -134,14 +142,23 @@ func (r rush) measure(ctx context.Context, k *kubelet, pods []podSpec) (got rush
 	}
 	start := time.Now()
 	if r.boot {
-		if err := k.boot(ctx); err != nil {
+		if err := k.Launch(ctx); err != nil {
 			return got, err
 		}
 	}
-	if err := k.run(ctx, pods); err != nil {
-		return got, err
+	stop := watchDaemon(k.PID(), start)
+	if r.boot {
+		err = k.boot(ctx)
+	}
+	if err == nil {
+		err = k.run(ctx, pods)
 	}
 	got.wall = time.Since(start)
+	var werr error
+	got.moments, werr = stop()
+	if err := errors.Join(err, werr); err != nil {
+		return got, err
+	}
 	after, err := measure.CPU(k.PID())
 	if err != nil {
 		return got, err
@@ -151,11 +168,8 @@ func (r rush) measure(ctx context.Context, k *kubelet, pods []podSpec) (got rush
 	return got, err
 }
 
-// boot starts the daemon, waits until it is ready, and makes the calls of kubelet's start.
+// boot waits until the daemon is ready, and makes the calls of kubelet's start.
 func (k *kubelet) boot(ctx context.Context) error {
-	if err := k.Launch(ctx); err != nil {
-		return err
-	}
 	if err := k.WaitReady(ctx); err != nil {
 		return err
 	}

@@ -49,6 +49,8 @@ type scenario struct {
 	most int
 	// shares are where the time of each run goes. It is nil if that is not recorded.
 	shares *shares
+	// course is what the daemon uses over the time of each run. It is nil if that is not recorded.
+	course *course
 	// apart is set if the rows are measured only if -run names one.
 	apart bool
 	// restarts is set if run restarts the daemon or runs only once, so that there is no CPU profile.

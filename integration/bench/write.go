@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -57,6 +58,15 @@ type rawResults struct {
 	About  string      `json:"about"`
 	Rows   []rawRow    `json:"rows"`
 	Shares []rawShares `json:"shares,omitempty"`
+	// Courses are those of the median runs.
+	Courses []rawCourse `json:"courses,omitempty"`
+}
+
+// rawCourse is the course of a row in results.json.
+type rawCourse struct {
+	Metric string   `json:"metric"`
+	Stock  []moment `json:"stock"`
+	Ours   []moment `json:"imagepin"`
 }
 
 // rawShares are the shares of a row in results.json.
@@ -116,8 +126,8 @@ func drawCharts(bars []ratioBar) map[string][]byte {
 	return files
 }
 
-// drawAll draws the charts of ratios and the plots of growth, by the name of their file.
-func drawAll(results []*result) (map[string][]byte, error) {
+// drawAll draws the charts of ratios, the plots of growth, and the courses, by the name of their file.
+func drawAll(results []*result, courses []*course) (map[string][]byte, error) {
 	figures := make(map[string]figure)
 	for _, p := range growthPlots(results) {
 		f, err := p.figure()
@@ -125,6 +135,13 @@ func drawAll(results []*result) (map[string][]byte, error) {
 			return nil, err
 		}
 		figures[fileName(p.title)+".svg"] = f
+	}
+	for _, c := range courses {
+		drawn, err := c.figures()
+		if err != nil {
+			return nil, err
+		}
+		maps.Copy(figures, drawn)
 	}
 	files := drawCharts(ratioBars(results))
 	for name, f := range figures {
@@ -150,7 +167,7 @@ func (b *bench) write(dir, about string) error {
 	if err := sharesTable(&where, b.shares, runtime.NumCPU()); err != nil {
 		return err
 	}
-	files, err := drawAll(b.results)
+	files, err := drawAll(b.results, b.courses)
 	if err != nil {
 		return err
 	}
@@ -172,6 +189,9 @@ func (b *bench) write(dir, about string) error {
 	}
 	for _, s := range b.shares {
 		raw.Shares = append(raw.Shares, rawShares{s.name, s.image, s.stock, s.ours})
+	}
+	for _, c := range b.courses {
+		raw.Courses = append(raw.Courses, rawCourse{c.name, medianRun(c.stock), medianRun(c.ours)})
 	}
 	if files[rawFile], err = json.MarshalIndent(raw, "", " "); err != nil {
 		return err

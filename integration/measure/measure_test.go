@@ -103,6 +103,12 @@ func TestProcess(t *testing.T) {
 	if err != nil || own <= 0 || total < own {
 		t.Errorf("got RSS %v and %v, %v", total, own, err)
 	}
+	if resident, err := Resident(pid); err != nil || resident < total/2 || resident > total*2 {
+		t.Errorf("got %v resident bytes, %v, want about %v", resident, err, total)
+	}
+	if _, err := Resident(-1); err == nil {
+		t.Error("no process: got no error")
+	}
 	if read, err := Read(pid); err != nil || read <= 0 {
 		t.Errorf("got %v bytes read, %v", read, err)
 	}

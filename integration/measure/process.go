@@ -19,6 +19,20 @@ func RSS(pid int) (total, own float64, err error) {
 	return sizes[0], sizes[1], nil
 }
 
+// Resident returns the resident memory of a process in bytes. Unlike [RSS], it can be 0, for a process that has just begun.
+func Resident(pid int) (float64, error) {
+	path := fmt.Sprintf("/proc/%d/statm", pid) // proc_pid_statm(5)
+	b, err := os.ReadFile(path)
+	if err != nil {
+		return 0, err
+	}
+	var size, resident int
+	if _, err := fmt.Sscan(string(b), &size, &resident); err != nil {
+		return 0, fmt.Errorf("%s: %w", path, err)
+	}
+	return float64(resident * os.Getpagesize()), nil
+}
+
 // PeakRSS returns the maximum of the resident memory of a process in bytes, since its start or [ResetPeakRSS].
 func PeakRSS(pid int) (float64, error) {
 	sizes, err := status(pid, "VmHWM")
