@@ -18,10 +18,7 @@ type Barrier struct {
 	directories map[string]*directory // by path
 	snapshots   map[string]*Snapshots // by the snapshotter's directory
 
-	slots    chan struct{} // has an element for each write
 	patience time.Duration // of SyncTrees
-
-	writing sync.Mutex // held while a tree is written that nobody waits for
 
 	ordered func(*os.File) bool // reports whether a file system keeps the order of changes
 	// writeData writes the data of a file, and fsync also what else changed before. ranges reports whether writeData does without fsync.
@@ -32,7 +29,7 @@ type Barrier struct {
 // New returns a Barrier without directories.
 func New() *Barrier {
 	return &Barrier{
-		directories: make(map[string]*directory), snapshots: make(map[string]*Snapshots), slots: make(chan struct{}, maxWrites),
+		directories: make(map[string]*directory), snapshots: make(map[string]*Snapshots),
 		patience: patience, ordered: ordered, writeData: writeData, fsync: fsync, ranges: writesRanges,
 	}
 }
@@ -103,6 +100,7 @@ type directory struct {
 	file  *os.File
 	names *rounds // of the directory
 	sync  *rounds // of the directory's file system
+	slots slots   // of the directory's file system
 }
 
 func (b *Barrier) open(path string) (*directory, error) {
@@ -125,10 +123,10 @@ func (b *Barrier) open(path string) (*directory, error) {
 	if err != nil {
 		return nil, errors.Join(err, f.Close())
 	}
-	d := &directory{file: f, names: &rounds{do: f.Sync}, sync: &rounds{do: func() error { return syncfs(f) }}}
+	d := &directory{file: f, names: &rounds{do: f.Sync}, sync: &rounds{do: func() error { return syncfs(f) }}, slots: make(slots, maxWrites)}
 	for _, o := range b.directories {
 		if sameFileSystem(o.file, f) {
-			d.sync = o.sync
+			d.sync, d.slots = o.sync, o.slots
 		}
 	}
 	b.directories[path] = d

@@ -3,6 +3,7 @@ package durable
 import (
 	"context"
 	"fmt"
+	"maps"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -20,13 +21,14 @@ import (
 // Snapshots knows where the committed snapshots of a snapshotter are, and which of them are durable. A snapshot is known by its name
 // and by when it was created: another one can have the same name later. It is safe for concurrent use.
 type Snapshots struct {
-	root  string                  // of the snapshotter
-	begin func(path string) *Tree // begins to write a directory
+	root string                  // of the snapshotter
+	tree func(path string) *Tree // returns a directory that can be written ahead
 
 	mu       sync.Mutex
 	active   map[string]string  // the directories of active snapshots, by key
 	unpacked map[snapshot]*Tree // the directories of snapshots that are not known to be durable
 	durable  map[snapshot]bool
+	ahead    ahead // writes directories while other layers are unpacked
 }
 
 type snapshot struct {
@@ -47,7 +49,7 @@ func (b *Barrier) Snapshots(root string) *Snapshots {
 	defer b.mu.Unlock()
 	s := b.snapshots[root]
 	if s == nil {
-		s = &Snapshots{root: root, begin: b.beginTree, active: make(map[string]string), unpacked: make(map[snapshot]*Tree), durable: make(map[snapshot]bool)}
+		s = &Snapshots{root: root, tree: b.writtenAhead, active: make(map[string]string), unpacked: make(map[snapshot]*Tree), durable: make(map[snapshot]bool)}
 		b.snapshots[root] = s
 	}
 	return s
@@ -79,7 +81,7 @@ func (w *watched) Commit(ctx context.Context, name, key string, opts ...snapshot
 		return err
 	}
 	if info, err := w.Snapshotter.Stat(ctx, name); err == nil {
-		w.known.committed(info, w.known.begin(dir)) // while other layers are unpacked
+		w.known.committed(info, dir)
 	}
 	return nil
 }
@@ -118,19 +120,42 @@ func (s *Snapshots) ended(key string) string {
 	return dir
 }
 
-func (s *Snapshots) committed(info snapshots.Info, t *Tree) {
+// committed notes the directory of a committed snapshot, and begins to write it when those are written that were committed before.
+func (s *Snapshots) committed(info snapshots.Info, dir string) {
+	t := s.tree(dir)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if len(s.unpacked) >= maxKnown {
-		clear(s.unpacked)
+		maps.DeleteFunc(s.unpacked, func(_ snapshot, t *Tree) bool { return t.lost() == nil })
 	}
 	s.unpacked[identify(info)] = t
+	if s.ahead.add(t) {
+		go s.writeAhead()
+	}
 }
 
-// SetDurable notes that snapshots are durable.
-func (s *Snapshots) SetDurable(infos ...snapshots.Info) {
+func (s *Snapshots) writeAhead() {
+	for {
+		s.mu.Lock()
+		t := s.ahead.next()
+		s.mu.Unlock()
+		if t == nil {
+			return
+		}
+		t.writeOnce()
+	}
+}
+
+// SetDurable notes that snapshots are durable, because all that was written to the disk before is. It fails with ErrUnavailable, and notes
+// nothing, if it is known that the disk has lost a file of them: a later call of the kernel does not report that again.
+func (s *Snapshots) SetDurable(infos ...snapshots.Info) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	for _, i := range infos {
+		if t := s.unpacked[identify(i)]; t != nil && t.lost() != nil {
+			return t.lost()
+		}
+	}
 	if len(s.durable) >= maxKnown {
 		clear(s.durable)
 	}
@@ -138,6 +163,7 @@ func (s *Snapshots) SetDurable(infos ...snapshots.Info) {
 		s.durable[identify(i)] = true
 		delete(s.unpacked, identify(i))
 	}
+	return nil
 }
 
 // Missing returns the snapshots from the top one of an image down that are not known to be durable, highest first. Those below a

@@ -2,9 +2,13 @@ package durable
 
 import (
 	"context"
+	"errors"
+	"fmt"
+	"io/fs"
 	"path/filepath"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/containerd/containerd/v2/core/leases"
 	"github.com/containerd/containerd/v2/core/mount"
@@ -99,9 +103,11 @@ func TestDirectories(t *testing.T) {
 			sn, root := open()
 			known := New().Snapshots(root + "/")
 			begun := make(chan string, 3)
-			known.begin = func(path string) *Tree {
-				begun <- path
-				return &Tree{path: path}
+			known.tree = func(path string) *Tree {
+				return &Tree{path: path, written: make(chan struct{}), write: func() error {
+					begun <- path
+					return nil
+				}}
 			}
 			check := func(when string, s *Snapshots, ctx context.Context, top string, views int, want ...string) {
 				t.Helper()
@@ -137,7 +143,9 @@ func TestDirectories(t *testing.T) {
 				t.Errorf("without a lease: got %v", err)
 			}
 
-			known.SetDurable(missing...)
+			if err := known.SetDurable(missing...); err != nil {
+				t.Error(err)
+			}
 			check("durable", known, ctx, "c", 0)
 			if err := sn.Remove(ctx, "c"); err != nil {
 				t.Fatal(err)
@@ -172,6 +180,63 @@ func TestDirectories(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestLostSnapshots checks that a snapshot of which the disk has lost a file is never durable, that this is not forgotten when many
+// snapshots are known, and that one tree is written after the other.
+func TestLostSnapshots(t *testing.T) {
+	s, failure := New().Snapshots("/r"), fmt.Errorf("input/output error: %w", errdefs.ErrUnavailable)
+	results, begun := make(chan error), make(chan string)
+	s.tree = func(path string) *Tree {
+		return &Tree{path: path, written: make(chan struct{}), write: func() error {
+			begun <- path
+			return <-results
+		}}
+	}
+	of := func(name string) snapshots.Info { return snapshots.Info{Name: name, Created: time.Unix(1, 0)} }
+	for _, name := range []string{"lost", "gone", "good"} {
+		s.committed(of(name), name)
+	}
+	if err := s.SetDurable(of("lost")); err != nil {
+		t.Errorf("nothing is written yet: %v", err)
+	}
+	s.committed(of("lost"), "lost")
+	for _, c := range []struct {
+		name   string
+		result error
+	}{{"lost", nil}, {"gone", fs.ErrNotExist}, {"good", nil}, {"lost", failure}} {
+		if got := <-begun; got != c.name {
+			t.Errorf("%s is written, want %s", got, c.name)
+		}
+		results <- c.result
+	}
+	for _, name := range []string{"lost", "gone", "good"} {
+		s.mu.Lock()
+		tree := s.unpacked[identify(of(name))]
+		s.mu.Unlock()
+		<-tree.written
+	}
+	check := func(name string, want error) {
+		t.Helper()
+		if err := s.SetDurable(of("other"), of(name)); !errors.Is(err, want) {
+			t.Errorf("%s: got %v, want %v", name, err, want)
+		}
+	}
+	check("lost", failure)
+	check("gone", nil)
+	s.tree = func(path string) *Tree {
+		return &Tree{path: path, written: make(chan struct{}), write: func() error { return nil }}
+	}
+	for i := range maxKnown {
+		s.committed(of(fmt.Sprint(i)), "")
+	}
+	check("lost", failure)
+	s.mu.Lock()
+	if len(s.unpacked) > maxKnown {
+		t.Errorf("%d snapshots are known", len(s.unpacked))
+	}
+	s.mu.Unlock()
+	check("good", nil)
 }
 
 // TestPathsOfMounts checks which directories mounts have.

@@ -7,17 +7,17 @@ import (
 	"github.com/containerd/errdefs"
 )
 
-// Tree is the directory of a committed snapshot, whose files do not change.
+// Tree is the directory of a committed snapshot. The files of its layer do not change.
 type Tree struct {
 	path string
-	// write writes the files. It is nil if nobody calls it before the files must be durable.
+	// write writes the files of the layer. It is nil if only [Barrier.SyncTrees] writes them.
 	write   func() error
 	begun   atomic.Bool
 	written chan struct{} // closed when write has returned
 	err     error         // of write
 }
 
-// trees returns directories that nobody writes.
+// trees returns directories that nobody writes before [Barrier.SyncTrees].
 func trees(paths []string) (all []*Tree) {
 	for _, path := range paths {
 		all = append(all, &Tree{path: path})
@@ -25,34 +25,21 @@ func trees(paths []string) (all []*Tree) {
 	return all
 }
 
-// beginTree begins to write the files of a directory when all are written that were passed before. [Barrier.SyncTrees] does not wait
-// for these.
-func (b *Barrier) beginTree(path string) *Tree {
-	t := &Tree{path: path, write: func() error { return b.writeTree(path) }, written: make(chan struct{})}
-	go func() {
-		b.writing.Lock()
-		defer b.writing.Unlock()
-		t.writeOnce()
-	}()
-	return t
+// writtenAhead returns a directory whose files can be written before [Barrier.SyncTrees].
+func (b *Barrier) writtenAhead(path string) *Tree {
+	return &Tree{path: path, write: func() error { return b.writeTree(path) }, written: make(chan struct{})}
 }
 
+// writeOnce writes the files of the layer, if nobody does or has done that.
 func (t *Tree) writeOnce() {
-	if t.begun.CompareAndSwap(false, true) {
+	if t.write != nil && t.begun.CompareAndSwap(false, true) {
 		t.err = t.write()
 		close(t.written)
 	}
 }
 
-// begin begins to write the files, if that has not begun.
-func (t *Tree) begin() {
-	if t.write != nil && !t.begun.Load() {
-		go t.writeOnce()
-	}
-}
-
-// wait returns when the files are written, if that has begun, and reports whether they are. It fails if the disk has lost one of them:
-// the kernel reports that once. It also fails with the cause of ctx if that ends.
+// wait waits for a call of writeOnce, and reports whether the files of the layer are written. It fails if the disk has lost one of
+// them: the kernel reports that once. It also fails with the cause of ctx if that ends.
 func (t *Tree) wait(ctx context.Context) (written bool, _ error) {
 	if t.write == nil {
 		return false, nil
@@ -62,18 +49,29 @@ func (t *Tree) wait(ctx context.Context) (written bool, _ error) {
 	case <-ctx.Done():
 		return false, context.Cause(ctx)
 	}
-	if errdefs.IsUnavailable(t.err) {
-		return false, t.err
-	}
-	return t.err == nil, nil
+	return t.err == nil, t.lost()
 }
 
-// waitFor returns when trees are written that somebody has begun to write, and begins to write those that wait for others. It reports
-// for each tree whether all of its files are written.
-func waitFor(ctx context.Context, trees []*Tree) (written []bool, err error) {
-	for _, t := range trees {
-		t.begin()
+// lost returns the error of the disk if it has lost a file, as far as that is known.
+func (t *Tree) lost() error {
+	select {
+	case <-t.written: // never if it is nil
+		if errdefs.IsUnavailable(t.err) {
+			return t.err
+		}
+	default:
 	}
+	return nil
+}
+
+// waitFor writes the trees that can be written ahead, one after the other, and returns when all of these are written. It reports for
+// each tree whether the files of its layer are.
+func waitFor(ctx context.Context, trees []*Tree) (written []bool, err error) {
+	go func() {
+		for _, t := range trees {
+			t.writeOnce()
+		}
+	}()
 	written = make([]bool, len(trees))
 	for i, t := range trees {
 		if written[i], err = t.wait(ctx); err != nil {
@@ -81,4 +79,29 @@ func waitFor(ctx context.Context, trees []*Tree) (written []bool, err error) {
 		}
 	}
 	return written, nil
+}
+
+// ahead writes trees one after the other, without a caller that waits. It has no more than one goroutine, also if a disk does not
+// answer. The caller of its methods holds the lock of [Snapshots].
+type ahead struct {
+	waiting []*Tree
+	running bool
+}
+
+// add adds a tree, and reports whether the caller has to start a goroutine that calls next.
+func (a *ahead) add(t *Tree) (start bool) {
+	a.waiting = append(a.waiting, t)
+	start, a.running = !a.running, true
+	return start
+}
+
+// next returns the next tree, or nil when there is none. The goroutine ends then.
+func (a *ahead) next() *Tree {
+	if len(a.waiting) == 0 {
+		a.running = false
+		return nil
+	}
+	t := a.waiting[0]
+	a.waiting = a.waiting[1:]
+	return t
 }

@@ -44,6 +44,7 @@ func hasJournal(dir string) bool {
 // syncTrees makes directories and all that is in them durable. They are in the directory parent, whose name in its own parent becomes
 // durable too. It waits for no data of another file. It writes the data of the regular files, changes parent, and calls fsync on parent:
 // that makes all changes durable which were made before, among them names, and where the data is, and flushes the cache of the disk.
+// Of a tree whose layer is written, it writes only the files beside the layer's: a snapshotter may have made them since.
 //
 // It fails with ErrUnavailable if a disk fails, with the cause of ctx if that ends, and with the error of open(2) if a directory
 // is gone. It fails with ErrNotImplemented if a file system does not keep the order of changes.
@@ -64,7 +65,7 @@ func (b *Barrier) syncTrees(ctx context.Context, parent string, trees ...*Tree) 
 	if err != nil {
 		return err
 	}
-	return b.inSlot(ctx, func() error {
+	return b.inSlot(ctx, parent, func() error {
 		w := b.newWrite(ctx)
 		for i, t := range trees {
 			if err == nil {
@@ -83,11 +84,12 @@ func (b *Barrier) syncTrees(ctx context.Context, parent string, trees ...*Tree) 
 
 // writeTree writes the data of the regular files in a directory of a snapshot. It fails as [Barrier.syncTrees] does.
 func (b *Barrier) writeTree(path string) error {
-	dev, err := deviceOf(filepath.Dir(path))
+	parent := filepath.Dir(path)
+	dev, err := deviceOf(parent)
 	if err != nil {
 		return err
 	}
-	return b.inSlot(context.Background(), func() error {
+	return b.inSlot(context.Background(), parent, func() error {
 		w := b.newWrite(context.Background())
 		return w.end(w.walk(unix.AT_FDCWD, path, path, dev, true))
 	})
@@ -126,13 +128,22 @@ type opened struct {
 	fd     int
 	path   string
 	synced chan error // has the result of fsync; nil if that was not called
+	failed error      // if the kernel could not begin to write
 }
 
-// inSlot calls do when a slot is free. A call of the kernel cannot be canceled: a disk that does not answer keeps no more than the slots.
-func (b *Barrier) inSlot(ctx context.Context, do func() error) error {
+// slots has an element for each write of a file system. A call of the kernel cannot be canceled: a disk that does not answer keeps no more
+// writes than that, each with its open files.
+type slots chan struct{}
+
+// inSlot calls do when a slot of the snapshotter's file system is free, whose snapshots are in the directory parent.
+func (b *Barrier) inSlot(ctx context.Context, parent string, do func() error) error {
+	d, err := b.open(filepath.Dir(parent))
+	if err != nil {
+		return err
+	}
 	select {
-	case b.slots <- struct{}{}:
-		defer func() { <-b.slots }()
+	case d.slots <- struct{}{}:
+		defer func() { <-d.slots }()
 		return do()
 	case <-ctx.Done():
 		return context.Cause(ctx)
@@ -155,8 +166,10 @@ func (w *write) end(failed error) error {
 func (w *write) put(f opened) error {
 	ahead := aheadFiles
 	if w.ranges {
-		// It waits for nothing. The call for the file reports if it fails.
-		_ = unix.SyncFileRange(f.fd, 0, 0, unix.SYNC_FILE_RANGE_WRITE)
+		// It does not wait for the disk to have written.
+		if err := unix.SyncFileRange(f.fd, 0, 0, unix.SYNC_FILE_RANGE_WRITE); !errors.Is(err, unix.EINTR) {
+			f.failed = os.NewSyscallError("sync_file_range", err)
+		}
 	} else {
 		ahead, f.synced = aheadSyncs, make(chan error, 1)
 		go func() { f.synced <- w.writeData(f.fd) }()
@@ -167,22 +180,23 @@ func (w *write) put(f opened) error {
 	return w.endOldest(nil)
 }
 
-// endOldest waits for a file, and closes it. It does not wait without need if the write has failed, and returns why.
+// endOldest waits for a file, and closes it. It does not wait without need if the write has failed, and returns why: because of a disk, if
+// that is among the reasons.
 func (w *write) endOldest(failed error) error {
 	f := w.open[0]
 	w.open = w.open[1:]
 	if failed == nil {
 		failed = context.Cause(w.ctx)
 	}
-	var err error
+	err := f.failed
 	switch {
 	case f.synced != nil:
 		err = <-f.synced
-	case failed == nil:
+	case failed == nil && err == nil:
 		err = w.writeData(f.fd)
 	}
 	_ = unix.Close(f.fd)
-	if failed != nil {
+	if err == nil || errdefs.IsUnavailable(failed) {
 		return failed
 	}
 	return described(err, f.path)

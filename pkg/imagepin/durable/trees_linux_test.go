@@ -129,14 +129,15 @@ func TestUnusableTrees(t *testing.T) {
 	}
 }
 
-// TestBeginTree checks that a tree is written once if somebody has begun that, and that only files beside those of the layer are written
-// later, which a snapshotter may have made in the meantime.
-func TestBeginTree(t *testing.T) {
+// TestWrittenAhead checks that a tree is written once if somebody has begun that, and that only files beside those of the layer are
+// written later, which a snapshotter may have made in the meantime.
+func TestWrittenAhead(t *testing.T) {
 	b, c, root := counted(t, "snapshots/1/fs/app", "snapshots/2/fs/app")
 	parent := filepath.Join(root, "snapshots")
 	noError(t, unix.Mkfifo(filepath.Join(parent, "1/fifo"), 0o600))
-	tree := b.beginTree(filepath.Join(parent, "1"))
-	<-tree.written
+	tree := b.writtenAhead(filepath.Join(parent, "1"))
+	tree.writeOnce()
+	tree.writeOnce()
 	if want := []string{filepath.Join(parent, "1/fs/app")}; !slices.Equal(c.paths, want) {
 		t.Errorf("got %v, want %v", c.paths, want)
 	}
@@ -146,12 +147,9 @@ func TestBeginTree(t *testing.T) {
 		t.Errorf("got %v, want %v", c.paths, want)
 	}
 
-	// One that waits for another one is begun when it is needed.
+	// One that nobody has begun to write is begun when it is needed.
 	c.paths = nil
-	b.writing.Lock()
-	tree = b.beginTree(filepath.Join(parent, "2"))
-	noError(t, b.syncTrees(t.Context(), parent, tree))
-	b.writing.Unlock()
+	noError(t, b.syncTrees(t.Context(), parent, b.writtenAhead(filepath.Join(parent, "2"))))
 	if want := []string{filepath.Join(parent, "2/fs/app"), parent + "*"}; !slices.Equal(c.paths, want) {
 		t.Errorf("got %v, want %v", c.paths, want)
 	}
@@ -161,10 +159,11 @@ func TestBeginTree(t *testing.T) {
 // count when it can be written later.
 func TestFailedTree(t *testing.T) {
 	b, c, root := counted(t, "snapshots/1/fs/app")
+	b.patience = time.Hour
 	parent, failure := filepath.Join(root, "snapshots"), errors.New("input/output error")
 	c.do = func(string) error { return failure }
-	tree := b.beginTree(filepath.Join(parent, "1"))
-	<-tree.written
+	tree := b.writtenAhead(filepath.Join(parent, "1"))
+	tree.writeOnce()
 	c.do = nil
 	for range 2 {
 		if err := b.SyncTrees(t.Context(), root, time.Now(), tree); !errors.Is(err, failure) || !errdefs.IsUnavailable(err) {
@@ -172,14 +171,36 @@ func TestFailedTree(t *testing.T) {
 		}
 	}
 
-	tree = b.beginTree(filepath.Join(parent, "2"))
-	<-tree.written
+	tree = b.writtenAhead(filepath.Join(parent, "2"))
+	tree.writeOnce()
 	noError(t, os.MkdirAll(filepath.Join(parent, "2/fs"), 0o700))
 	noError(t, os.WriteFile(filepath.Join(parent, "2/fs/app"), nil, 0o600))
 	c.paths = nil
 	noError(t, b.syncTrees(t.Context(), parent, tree))
 	if want := []string{filepath.Join(parent, "2/fs/app"), parent + "*"}; !slices.Equal(c.paths, want) {
 		t.Errorf("got %v, want %v", c.paths, want)
+	}
+}
+
+// TestTwoFailures checks that a disk that has lost a file counts more than another reason to end, if fsync has reported it.
+func TestTwoFailures(t *testing.T) {
+	b, c, root := counted(t, "snapshots/1/a")
+	b.ranges = func() bool { return false }
+	parent, failure := filepath.Join(root, "snapshots"), errors.New("input/output error")
+	c.do = func(string) error { return failure }
+	dir := filepath.Join(parent, "1")
+	fd, err := unix.Open(filepath.Join(dir, "a"), unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	noError(t, err)
+	w := b.newWrite(t.Context())
+	noError(t, w.put(opened{fd: fd, path: filepath.Join(dir, "a")}))
+	if err := w.end(unix.EMFILE); !errors.Is(err, failure) || !errdefs.IsUnavailable(err) {
+		t.Errorf("got %v, want %v", err, failure)
+	}
+	if err := b.newWrite(t.Context()).end(unix.EMFILE); !errors.Is(err, unix.EMFILE) {
+		t.Errorf("without a file: got %v, want EMFILE", err)
+	}
+	if open := openFiles(t, root); open > 0 {
+		t.Errorf("%d open files", open)
 	}
 }
 
@@ -205,7 +226,11 @@ func TestManyFiles(t *testing.T) {
 		if got := len(slices.Compact(c.paths)); got != len(names)+1 || len(c.paths) != len(names)+1 {
 			t.Errorf("ranges %t: %d calls for %d files, want %d", ranges, len(c.paths), got, len(names)+1)
 		}
-		if limit := aheadFiles + 10; most > limit {
+		limit := aheadFiles
+		if !ranges {
+			limit = aheadSyncs
+		}
+		if most > limit+10 { // and directories
 			t.Errorf("ranges %t: %d open files, want %d at most", ranges, most, limit)
 		}
 	}
@@ -337,7 +362,11 @@ func TestHangingDisk(t *testing.T) {
 		for i := range 2 * maxWrites {
 			ctx, cancel := context.WithCancelCause(t.Context())
 			result := make(chan error)
-			go func() { result <- b.SyncTrees(ctx, root, time.Now(), &Tree{path: filepath.Join(root, "snapshots/1")}) }()
+			tree := &Tree{path: filepath.Join(root, "snapshots/1")}
+			if i%2 == 1 {
+				tree = b.writtenAhead(tree.path)
+			}
+			go func() { result <- b.SyncTrees(ctx, root, time.Now(), tree) }()
 			if i < maxWrites {
 				for range calls {
 					<-hanging
@@ -353,7 +382,7 @@ func TestHangingDisk(t *testing.T) {
 		}
 		close(answer)
 		for range maxWrites { // all have ended when all slots are free
-			b.slots <- struct{}{}
+			b.directories[root].slots <- struct{}{}
 		}
 		for openFiles(t, root) > 0 {
 			time.Sleep(time.Millisecond)

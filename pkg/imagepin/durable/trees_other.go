@@ -11,6 +11,8 @@ import (
 
 const maxWrites = 1
 
+type slots chan struct{}
+
 func writesRanges() bool { return false }
 
 func ordered(*os.File) bool { return false }

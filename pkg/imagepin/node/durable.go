@@ -159,10 +159,10 @@ func (s *syncer) chain(ctx context.Context, root string, sn store.Snapshot) erro
 	} else {
 		err = s.withoutDirectories(ctx, root, sn, err)
 	}
-	if err == nil {
-		known.SetDurable(missing...)
+	if err != nil {
+		return err
 	}
-	return err
+	return known.SetDurable(missing...)
 }
 
 // directories returns the directories of snapshots. It creates a lease if views are needed.
