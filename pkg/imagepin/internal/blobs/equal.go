@@ -5,6 +5,7 @@ import (
 	"strings"
 
 	"github.com/containerd/containerd/v2/core/content"
+	"github.com/opencontainers/go-digest"
 )
 
 // WithoutEqualUpdates returns a content store whose Update writes nothing if the labels to set have their values already: each write
@@ -12,6 +13,13 @@ import (
 func WithoutEqualUpdates(store content.Store) content.Store { return withoutEqualUpdates{store} }
 
 type withoutEqualUpdates struct{ content.Store }
+
+var _ Checker = withoutEqualUpdates{}
+
+// Check implements [Checker], as the store does.
+func (s withoutEqualUpdates) Check(ctx context.Context, d digest.Digest, size int64) error {
+	return Check(ctx, s.Store, d, size)
+}
 
 // Update implements content.Manager.
 func (s withoutEqualUpdates) Update(ctx context.Context, info content.Info, fields ...string) (content.Info, error) {

@@ -1,14 +1,33 @@
 package blobs_test
 
 import (
+	"context"
 	"testing"
 
 	"github.com/containerd/containerd/v2/core/content"
 	"github.com/containerd/errdefs"
+	"github.com/opencontainers/go-digest"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/imagepin/imagepin/internal/ctdtest"
 	"github.com/imagepin/imagepin/pkg/imagepin/internal/blobs"
 )
+
+// checked is a content store with a Check of its own. It does not open files.
+type checked struct{ content.Store }
+
+func (checked) Error() string { return "differs" }
+
+func (c checked) Check(_ context.Context, _ digest.Digest, size int64) error {
+	if size != 4 {
+		return c
+	}
+	return nil
+}
+
+func (c checked) ReaderAt(context.Context, ocispec.Descriptor) (content.ReaderAt, error) {
+	return nil, c
+}
 
 // TestWithoutEqualUpdates checks which updates are written, and that the labels are those of containerd's content store after all.
 func TestWithoutEqualUpdates(t *testing.T) {
@@ -19,6 +38,11 @@ func TestWithoutEqualUpdates(t *testing.T) {
 	d := all.Add("", []byte("blob")).Digest
 	absent := ctdtest.Blobs{}.Add("", []byte("absent")).Digest
 	n.Write(ctx, t, all)
+	for size, want := range map[int64]error{4: nil, 5: checked{}} {
+		if err := blobs.Check(ctx, blobs.WithoutEqualUpdates(checked{n.Content}), d, size); (err == nil) != (want == nil) {
+			t.Errorf("size %d: got %v, want the answer of the store's own Check", size, err)
+		}
+	}
 	writes := 0
 	store := blobs.WithoutEqualUpdates(ctdtest.Content{Store: n.Content, Before: ctdtest.On("Update", func(string) error {
 		writes++
