@@ -23,7 +23,7 @@ type course struct {
 	stock, ours [][]moment
 }
 
-// moment is what a daemon has used until a time after the begin, and its memory then.
+// moment is what a daemon has used until a time after the begin, and its memory then. Times are in nanoseconds.
 type moment struct {
 	At  time.Duration `json:"at"`
 	CPU time.Duration `json:"cpu"`
@@ -115,9 +115,7 @@ func (c *course) figures() (map[string]figure, error) {
 		title := c.name + ": " + f.what
 		g := newPlot(title)
 		g.X.Label.Text = "seconds"
-		grid := plotter.NewGrid()
-		grid.Horizontal.Color, grid.Vertical.Color = gridColor, gridColor
-		g.Add(grid)
+		addGrid(g)
 		for _, side := range []struct {
 			name  string
 			color color.Color

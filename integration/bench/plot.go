@@ -59,6 +59,12 @@ func newPlot(title string) *plot.Plot {
 	return p
 }
 
+func addGrid(p *plot.Plot) {
+	grid := plotter.NewGrid()
+	grid.Horizontal.Color, grid.Vertical.Color = gridColor, gridColor
+	p.Add(grid)
+}
+
 // growthPlot shows how a number grows with the number of images, for both sides.
 type growthPlot struct {
 	title  string
@@ -121,9 +127,7 @@ func (p growthPlot) figure() (figure, error) {
 		high++
 	}
 	g.Y.Tick.Marker = decades(low, high, p.unit)
-	grid := plotter.NewGrid()
-	grid.Horizontal.Color, grid.Vertical.Color = gridColor, gridColor
-	g.Add(grid)
+	addGrid(g)
 	for _, side := range []struct {
 		name  string
 		color color.Color

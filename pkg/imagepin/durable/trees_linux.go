@@ -105,7 +105,7 @@ func deviceOf(path string) (uint64, error) {
 }
 
 const (
-	// maxWrites is how many images, and layers that were unpacked, are written at once.
+	// maxWrites is how many images and layers are written at once in a file system.
 	maxWrites = 8
 	// aheadFiles is how many files are open whose data the kernel has begun to write.
 	aheadFiles = 128
@@ -164,17 +164,17 @@ func (w *write) end(failed error) error {
 
 // put begins to write a file, and closes it when it is written.
 func (w *write) put(f opened) error {
-	ahead := aheadFiles
+	limit := aheadFiles
 	if w.ranges {
 		// It does not wait for the disk to have written.
 		if err := unix.SyncFileRange(f.fd, 0, 0, unix.SYNC_FILE_RANGE_WRITE); !errors.Is(err, unix.EINTR) {
 			f.failed = os.NewSyscallError("sync_file_range", err)
 		}
 	} else {
-		ahead, f.synced = aheadSyncs, make(chan error, 1)
+		limit, f.synced = aheadSyncs, make(chan error, 1)
 		go func() { f.synced <- w.writeData(f.fd) }()
 	}
-	if w.open = append(w.open, f); len(w.open) < ahead {
+	if w.open = append(w.open, f); len(w.open) < limit {
 		return nil
 	}
 	return w.endOldest(nil)
