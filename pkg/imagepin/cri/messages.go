@@ -4,6 +4,7 @@ import (
 	"slices"
 	"strings"
 
+	"google.golang.org/protobuf/proto"
 	runtime "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/imagepin/imagepin/internal/upstream"
@@ -25,7 +26,7 @@ type messages struct {
 	names        []string
 	// target is the only one of the image before, and annotations are those of its message.
 	target      runtimeplatform.Target
-	annotations map[string]string
+	annotations []byte
 }
 
 // message is the message of an image with the one in it.
@@ -46,7 +47,9 @@ func (m *messages) image(img store.Image) *runtime.Image {
 	uid, username := upstream.ImageUser(img.Entries[0].User)
 	id := img.ID.String()
 	image, spec := &out.image, &out.spec
-	spec.Image, spec.Annotations = id, m.annotationsOf(img.Entries)
+	spec.Image = id
+	// The annotations are encoded once for all images that have the same: protobuf needs half of the time of a list to encode maps.
+	spec.ProtoReflect().SetUnknown(m.annotationsOf(img.Entries))
 	image.Id, image.Size, image.Spec = id, uint64(img.Entries[0].Size), spec
 	image.Uid, image.Username = uid, username
 	image.RepoTags = m.namesOf(img.Entries, false)
@@ -71,8 +74,8 @@ func (m *messages) namesOf(entries []imagepin.Entry, byDigest bool) []string {
 	return names[:len(names):len(names)]
 }
 
-// annotationsOf returns the annotations of an image with the given entries.
-func (m *messages) annotationsOf(entries []imagepin.Entry) map[string]string {
+// annotationsOf returns the annotations of an image with the given entries, as the encoded message of an image spec.
+func (m *messages) annotationsOf(entries []imagepin.Entry) []byte {
 	first, only := entries[0].Target, true
 	for i := range entries {
 		only = only && entries[i].Target == first
@@ -82,12 +85,20 @@ func (m *messages) annotationsOf(entries []imagepin.Entry) map[string]string {
 		for i := range entries {
 			targets = append(targets, entries[i].Target.String())
 		}
-		return map[string]string{targetsAnnotation: strings.Join(distinct(targets), ", ")}
+		return encodeTargets(strings.Join(distinct(targets), ", "))
 	}
 	if m.annotations == nil || m.target != first {
-		m.target, m.annotations = first, map[string]string{targetsAnnotation: first.String()}
+		m.target, m.annotations = first, encodeTargets(first.String())
 	}
 	return m.annotations
+}
+
+func encodeTargets(targets string) []byte {
+	encoded, err := proto.Marshal(&runtime.ImageSpec{Annotations: map[string]string{targetsAnnotation: targets}})
+	if err != nil {
+		return nil // a target is valid UTF-8
+	}
+	return encoded
 }
 
 // isPinned reports whether kubelet must not remove an image.

@@ -13,11 +13,12 @@ import (
 
 // index holds the entries in memory, by all keys that they are looked up by. Entries in the index are immutable, see [held].
 type index struct {
-	mu       sync.RWMutex
-	byRef    map[string]group // one of each target
-	byID     map[digest.Digest]group
-	byRecord map[string]group
-	byRoot   map[digest.Digest]group
+	mu        sync.RWMutex
+	byRef     map[string]group // one of each target
+	byID      map[digest.Digest]group
+	sortedIDs sortedIDs // of byID
+	byRecord  map[string]group
+	byRoot    map[digest.Digest]group
 	// bySnapshot has the entries that need a snapshot.
 	bySnapshot map[snapshot]group
 	// imported counts the entries of each root that are imported.
@@ -92,6 +93,9 @@ func (x *index) add(entry *imagepin.Entry) {
 	x.byRef[e.Ref] = x.byRef[e.Ref].with(e)
 	image := x.byID[e.ImageID].with(e)
 	x.byID[e.ImageID] = image
+	if len(image) == 1 {
+		x.sortedIDs.forget()
+	}
 	x.byRecord[e.Record] = x.byRecord[e.Record].with(e).orSame(image)
 	x.byRoot[e.Root.Digest] = x.byRoot[e.Root.Digest].with(e).orSame(image)
 	x.bySnapshot[e.snapshot()] = x.bySnapshot[e.snapshot()].with(e).orSame(image)
@@ -115,6 +119,9 @@ func (x *index) remove(k imagepin.Key) {
 		}
 	}
 	removeFrom(x.byID, e.ImageID, e)
+	if len(x.byID[e.ImageID]) == 0 {
+		x.sortedIDs.forget()
+	}
 }
 
 // related returns the entries that share their image, reference or record with any of the given entries.

@@ -6,6 +6,9 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/containerd/errdefs"
+
+	"github.com/imagepin/imagepin/pkg/imagepin"
 	. "github.com/imagepin/imagepin/pkg/imagepin/store"
 )
 
@@ -38,4 +41,22 @@ func TestInOrder(t *testing.T) {
 	}
 	before()
 	check("after the removal", slices.Delete(slices.Clone(want), 3, 4))()
+	for i := range 20 {
+		if slices.ContainsFunc(want[3].Entries, func(k imagepin.Entry) bool { return k.Ref == benchRef(i) }) {
+			if err := e.putOne(e.ctx, t, i); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	want[3] = Image{ID: want[3].ID, Entries: e.store.ByID(want[3].ID)}
+	check("after it is here again", want)()
+	for _, k := range want[5].Entries {
+		if err := e.Images.Delete(e.ctx, k.Record); err != nil && !errdefs.IsNotFound(err) {
+			t.Fatal(err)
+		}
+	}
+	if _, err := e.loadFor(e.ctx); err != nil {
+		t.Fatal(err)
+	}
+	check("after a load", slices.Delete(slices.Clone(want), 5, 6))()
 }

@@ -245,6 +245,7 @@ func (x *index) replaceAll(o *index, gone map[string]digest.Digest) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	x.byRef, x.byID = o.byRef, o.byID
+	x.sortedIDs.forget()
 	x.byRecord, x.byRoot, x.bySnapshot, x.imported = o.byRecord, o.byRoot, o.bySnapshot, o.imported
 	x.proofs, x.pinned, x.untagged, x.unreadable, x.damaged = o.proofs, o.pinned, o.untagged, o.unreadable, o.damaged
 	maps.DeleteFunc(x.unsynced, func(name string, target digest.Digest) bool { return gone[name] == target })

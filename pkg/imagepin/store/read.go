@@ -142,22 +142,12 @@ func (s *reader) Images() []Image {
 // InOrder returns the images of one moment in the order of their IDs, and their number. It copies the entries of one image at a time:
 // they are valid until the next image.
 func (s *reader) InOrder() (count int, images iter.Seq[Image]) {
-	type found struct {
-		id digest.Digest
-		group
-	}
-	s.index.mu.RLock()
-	all := make([]found, 0, len(s.index.byID))
-	for id, g := range s.index.byID {
-		all = append(all, found{id, g})
-	}
-	s.index.mu.RUnlock()
-	slices.SortFunc(all, func(a, b found) int { return strings.Compare(string(a.id), string(b.id)) })
+	all := s.index.inOrder()
 	return len(all), func(yield func(Image) bool) {
 		var entries []imagepin.Entry
-		for _, f := range all {
-			entries = f.appendTo(entries[:0])
-			if !yield(Image{ID: f.id, Entries: entries}) {
+		for _, g := range all {
+			entries = g.appendTo(entries[:0])
+			if !yield(Image{ID: g[0].ImageID, Entries: entries}) {
 				return
 			}
 		}
