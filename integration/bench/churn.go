@@ -19,7 +19,7 @@ func churn(z sizes) scenario {
 		rows:     []row{memory, heap, routines},
 		restarts: true, most: 1,
 		run: func(ctx context.Context, b *bench, s *side) (sample, error) {
-			const images, atATime = 8, 4
+			const images, atATime = 10, 4
 			var refs []string
 			for i := range images {
 				ref, err := b.push(ctx, "churn", manyTree, i+1)

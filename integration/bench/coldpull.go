@@ -70,7 +70,7 @@ func coldPulls(z sizes) []scenario {
 		{name: largeImage + ", EROFS", repository: "large", tree: large, fleet: fleet{erofs: true}},
 		// containerd 2.4 starts no container of it: its reader of EROFS for users and groups has no archive ("extra devices count").
 		{name: largeImage + ", EROFS tar index", repository: "large", tree: large, fleet: fleet{erofs: true, tarIndex: true}, budget: ratio(1), stopped: true, most: 3},
-		{name: largeImage + ", stock's defaults beside EROFS", repository: "large", tree: large, fleet: fleet{fastest: true}, budget: ratio(1), running: ratio(0.35), most: 3},
+		{name: largeImage + ", stock's defaults beside EROFS", repository: "large", tree: large, fleet: fleet{fastest: true}, budget: ratio(1), running: ratio(0.35), most: 3, cores: true},
 	} {
 		all = append(all, c.scenario())
 	}

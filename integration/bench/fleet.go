@@ -63,11 +63,8 @@ const (
 `
 )
 
-// tarIndexSettings are those of the tar index mode of containerd's EROFS differ.
-const tarIndexSettings = `
-[plugins."io.containerd.differ.v1.erofs"]
-  enable_tar_index = true
-`
+// tarIndex is the setting of containerd's EROFS differ for its tar index mode.
+const tarIndex = "enable_tar_index = true"
 
 // noCollection disables automatic garbage collection, which runs after each hundred changes. Its transactions would be
 // counted for the pull that happens at that time.
@@ -187,10 +184,11 @@ func (b *bench) open(ctx context.Context, f fleet) (_ *pair, err error) {
 		}
 		if f.erofs || f.fastest && binary == node.Ours {
 			opts.Snapshotter = node.EROFS
-			opts = node.WithEROFS(opts)
-		}
-		if f.tarIndex {
-			opts.Extra += tarIndexSettings
+			if f.tarIndex {
+				opts = node.WithEROFS(opts, tarIndex)
+			} else {
+				opts = node.WithEROFS(opts)
+			}
 		}
 		if b.sizes.exact {
 			opts.Extra += noCollection

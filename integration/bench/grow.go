@@ -60,7 +60,7 @@ func imageCalls(z sizes, n int, f fleet) scenario {
 
 // mostStarts returns the number of repetitions of starts, which differ little with many images and take long.
 func mostStarts(images int) int {
-	if images < 10_000 {
+	if images < 1_000 {
 		return 0
 	}
 	return 3
