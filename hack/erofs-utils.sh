@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Provides bin/erofs/mkfs.erofs for the tests with containerd's EROFS differ, which needs one that accepts tar archives
-# (erofs-utils 1.7 or newer). This is the machine's own, or that of a newer Debian with its libraries, kept in the
-# user's cache. Nothing is installed.
+# Provides bin/erofs/mkfs.erofs for the tests with containerd's EROFS differ, which needs one that accepts tar archives, and
+# the option --sort (erofs-utils 1.8.2 or newer). This is the machine's own, or that of a newer Debian with its libraries,
+# kept in the user's cache. Nothing is installed.
 #
 # apt checks the signatures and uses its own lists. IMAGEPIN_DEBIAN_MIRROR sets another mirror.
 set -euo pipefail
@@ -14,10 +14,10 @@ bin=${IMAGEPIN_BIN:-$root/bin}
 mkdir -p "$bin/erofs" && bin=$(cd "$bin" && pwd)
 cache=${IMAGEPIN_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/imagepin}
 
-# takes_tar PROGRAM reports whether the program can create a filesystem from a tar archive.
+# takes_tar PROGRAM reports whether the program can create a filesystem from a tar archive without sorting it.
 takes_tar() {
     local help
-    help=$("$1" --help 2>/dev/null) && [[ $help == *--tar=* ]]
+    help=$("$1" --help 2>/dev/null) && [[ $help == *--tar=* && $help == *--sort=* ]]
 }
 
 # fetch DIRECTORY downloads the package and its dependencies into the directory.
@@ -43,7 +43,7 @@ done
 WRAPPER
     chmod +x "$work/mkfs.erofs"
     if ! takes_tar "$work/mkfs.erofs"; then
-        echo "mkfs.erofs from Debian $SUITE does not accept tar archives" >&2
+        echo "mkfs.erofs from Debian $SUITE does not accept tar archives, or no --sort" >&2
         exit 1
     fi
     rm -rf "$work/apt"

@@ -98,7 +98,7 @@ func encodeTargets(targets string) []byte {
 	if err != nil {
 		return nil // a target is valid UTF-8
 	}
-	return encoded
+	return slices.Clip(encoded) // several messages have it
 }
 
 // isPinned reports whether kubelet must not remove an image.
