@@ -3,6 +3,8 @@ package main
 import (
 	"context"
 	"fmt"
+	"runtime"
+	"runtime/debug"
 	"time"
 
 	"github.com/imagepin/imagepin/integration/measure"
@@ -52,6 +54,7 @@ func listCalls(z sizes, n int, f fleet) scenario {
 
 // lists adds how long ListImages and StreamImages take to a sample.
 func (s *side) lists(ctx context.Context, z sizes, n int, got sample) (err error) {
+	defer likeKubelet()()
 	list, stream := listRows(n)
 	calls := max(3, min(z.warm, 20_000/n))
 	if got[list.name], err = repeated(calls, func() error { return s.listAll(ctx, n) }); err != nil {
@@ -65,6 +68,17 @@ func (s *side) lists(ctx context.Context, z sizes, n int, got sample) (err error
 		return err
 	})
 	return err
+}
+
+// likeKubelet makes this process collect garbage as one with a heap of the size of kubelet's. It has the blobs of the registry, so that
+// its heap would grow by as much until the next collection, and each list would be decoded to memory that is not mapped yet. Call
+// restore afterwards.
+func likeKubelet() (restore func()) {
+	const growth = 64 << 20
+	var now runtime.MemStats
+	runtime.ReadMemStats(&now)
+	former := debug.SetGCPercent(max(1, int(min(100, 100*growth/now.HeapAlloc))))
+	return func() { debug.SetGCPercent(former) }
 }
 
 // listAll calls ListImages, which must return n images.
