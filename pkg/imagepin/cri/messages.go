@@ -48,7 +48,8 @@ func (m *messages) image(img store.Image) *runtime.Image {
 	id := img.ID.String()
 	image, spec := &out.image, &out.spec
 	spec.Image = id
-	// The annotations are encoded once for all images that have the same: protobuf needs half of the time of a list to encode maps.
+	// protobuf encodes maps by reflection, which took 60% of the encoding of a list. So the annotations are encoded once for all images
+	// that have the same, as unknown fields: a client decodes them as Annotations, which is empty here.
 	spec.ProtoReflect().SetUnknown(m.annotationsOf(img.Entries))
 	image.Id, image.Size, image.Spec = id, uint64(img.Entries[0].Size), spec
 	image.Uid, image.Username = uid, username

@@ -1,6 +1,7 @@
 package cri
 
 import (
+	"maps"
 	"slices"
 	"testing"
 
@@ -41,14 +42,19 @@ func TestMessagesOfOneAnswer(t *testing.T) {
 	for _, img := range all {
 		got = append(got, m.image(img))
 	}
+	both := native.String() + ", " + other.String()
+	targets := []string{native.String(), other.String(), both, native.String(), both, other.String()}
 	for i, img := range all {
+		if got := received(t, got[i]).GetSpec().GetAnnotations(); !maps.Equal(got, map[string]string{targetsAnnotation: targets[i]}) {
+			t.Errorf("image %d of an answer: a client gets annotations %v, want %s", i, got, targets[i])
+		}
 		if alone := s.newMessages(1).image(img); !proto.Equal(got[i], alone) {
 			t.Errorf("image %d of an answer: got %v, want %v", i, got[i], alone)
 		}
 	}
 	want := &runtime.Image{
 		Id: all[4].ID.String(), RepoTags: []string{"registry.example/app:5", "registry.example/app:6", "registry.example/app:7"}, Size: 7, Uid: &runtime.Int64Value{Value: 1000},
-		Spec: &runtime.ImageSpec{Image: all[4].ID.String(), Annotations: map[string]string{targetsAnnotation: native.String() + ", " + other.String()}},
+		Spec: &runtime.ImageSpec{Image: all[4].ID.String(), Annotations: map[string]string{targetsAnnotation: both}},
 	}
 	if got := received(t, got[4]); !proto.Equal(got, want) {
 		t.Errorf("image of two targets: got %v, want %v", got, want)

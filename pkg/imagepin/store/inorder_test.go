@@ -12,7 +12,8 @@ import (
 	. "github.com/imagepin/imagepin/pkg/imagepin/store"
 )
 
-// TestInOrder compares the images in order with all images. Those of one moment stay the same while images are removed.
+// TestInOrder compares the images in order with all images. Those of one moment stay the same while images are removed. It lists again
+// after each way in which images come and go.
 func TestInOrder(t *testing.T) {
 	e := newEnv(t)
 	e.fillAtOnce(t, 20)
