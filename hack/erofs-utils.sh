@@ -14,8 +14,8 @@ bin=${IMAGEPIN_BIN:-$root/bin}
 mkdir -p "$bin/erofs" && bin=$(cd "$bin" && pwd)
 cache=${IMAGEPIN_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/imagepin}
 
-# takes_tar PROGRAM reports whether the program can create a filesystem from a tar archive without sorting it.
-takes_tar() {
+# usable PROGRAM reports whether the program can create a filesystem from a tar archive without sorting it.
+usable() {
     local help
     help=$("$1" --help 2>/dev/null) && [[ $help == *--tar=* && $help == *--sort=* ]]
 }
@@ -42,8 +42,8 @@ for loader in "$root"/usr/lib/*/ld-linux*.so.*; do
 done
 WRAPPER
     chmod +x "$work/mkfs.erofs"
-    if ! takes_tar "$work/mkfs.erofs"; then
-        echo "mkfs.erofs from Debian $SUITE does not accept tar archives, or no --sort" >&2
+    if ! usable "$work/mkfs.erofs"; then
+        echo "mkfs.erofs from Debian $SUITE does not have the options --tar and --sort" >&2
         exit 1
     fi
     rm -rf "$work/apt"
@@ -57,7 +57,7 @@ fi
 mkdir -p "$cache"
 exec 9>"$cache/erofs-utils.lock"
 flock 9
-if mkfs=$(command -v mkfs.erofs) && takes_tar "$mkfs"; then
+if mkfs=$(command -v mkfs.erofs) && usable "$mkfs"; then
     ln -sf "$mkfs" "$bin/erofs/mkfs.erofs"
     exit
 fi

@@ -63,9 +63,6 @@ const (
 `
 )
 
-// tarIndex is the setting of containerd's EROFS differ for its tar index mode.
-const tarIndex = "enable_tar_index = true"
-
 // noCollection disables automatic garbage collection, which runs after each hundred changes. Its transactions would be
 // counted for the pull that happens at that time.
 const noCollection = `
@@ -184,11 +181,11 @@ func (b *bench) open(ctx context.Context, f fleet) (_ *pair, err error) {
 		}
 		if f.erofs || f.fastest && binary == node.Ours {
 			opts.Snapshotter = node.EROFS
+			var settings []string
 			if f.tarIndex {
-				opts = node.WithEROFS(opts, tarIndex)
-			} else {
-				opts = node.WithEROFS(opts)
+				settings = append(settings, "enable_tar_index = true")
 			}
+			opts = node.WithEROFS(opts, settings...)
 		}
 		if b.sizes.exact {
 			opts.Extra += noCollection

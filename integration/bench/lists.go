@@ -54,7 +54,7 @@ func listCalls(z sizes, n int, f fleet) scenario {
 
 // lists adds how long ListImages and StreamImages take to a sample.
 func (s *side) lists(ctx context.Context, z sizes, n int, got sample) (err error) {
-	defer likeKubelet()()
+	defer collectOften()()
 	list, stream := listRows(n)
 	calls := max(3, min(z.warm, 20_000/n))
 	if got[list.name], err = repeated(calls, func() error { return s.listAll(ctx, n) }); err != nil {
@@ -70,10 +70,10 @@ func (s *side) lists(ctx context.Context, z sizes, n int, got sample) (err error
 	return err
 }
 
-// likeKubelet makes this process collect garbage as one with a heap of the size of kubelet's. It has the blobs of the registry, so that
-// its heap would grow by as much until the next collection, and each list would be decoded to memory that is not mapped yet. Call
-// restore afterwards.
-func likeKubelet() (restore func()) {
+// collectOften makes this process collect garbage after each 64 MiB, as a client with a heap of that size does. It also has the blobs of
+// the registry, so its heap would grow by their size between two collections, and each list would be decoded to memory that is not
+// mapped yet. Call restore afterwards.
+func collectOften() (restore func()) {
 	const growth = 64 << 20
 	var now runtime.MemStats
 	runtime.ReadMemStats(&now)
