@@ -48,7 +48,7 @@ func (f *fetcher) sourceOf(ctx context.Context, j Job, end context.CancelCauseFu
 	}
 	s := &source{
 		name: j.Ref.String(), ref: j.Ref, registry: reference.Domain(j.Ref), repository: j.Ref.Name(),
-		trusted: f.vouching.trusts(j), meter: j.meter,
+		trusted: f.vouching.trusts(j), meter: j.meter, labels: distributionSource(j.Ref.String()),
 	}
 	s.served = func(d digest.Digest) { f.vouching.served.Add(servedBlob{j.Ref.Name(), d}, nil) }
 	s.known = sync.OnceValue(func() *resolve.Session {

@@ -27,6 +27,10 @@ type ingests struct {
 	content.Store
 	repository string
 	origin     origin // nil if the hosts are not known
+	// labels are set on each blob that is written.
+	labels map[string]string
+	// leased are the blobs that the lease of the caller has already. nil keeps none.
+	leased *leased
 }
 
 // origin says where blobs come from. [resolve.Session] implements it.
@@ -39,7 +43,7 @@ type origin interface {
 
 // ingests returns the content store for what a source sends.
 func (s *source) ingests(cs content.Store) ingests {
-	all := ingests{Store: cs, repository: s.repository}
+	all := ingests{Store: cs, repository: s.repository, labels: s.labels, leased: &s.leased}
 	if s.known != nil {
 		all.origin = lazyOrigin{s}
 	}
@@ -200,11 +204,17 @@ func (s ingests) Writer(ctx context.Context, opts ...content.WriterOpt) (content
 	} else if here, err := blobs.Exists(ctx, s.Store, o.Desc.Digest); err != nil {
 		return nil, err
 	} else if here {
+		if s.leased.has(o.Desc.Digest) {
+			return nil, fmt.Errorf("content %s: %w", o.Desc.Digest, errdefs.ErrAlreadyExists)
+		}
 		s.origin = nil // the writer only adds the blob to the lease
 	}
 	w := &ingest{ctx: ctx, store: s, opts: o, host: s.begun(ctx, o.Ref)}
 	var err error
 	if w.Writer, w.name, err = s.open(ctx, w.host, o); err != nil {
+		if errdefs.IsAlreadyExists(err) {
+			s.leased.add(o.Desc.Digest)
+		}
 		return nil, err
 	}
 	return w, nil
@@ -332,8 +342,10 @@ func (w *ingest) moveTo(host string) (elsewhere bool, _ error) {
 // Commit implements content.Writer. If what is written is not the blob and an earlier write has begun it, Commit starts
 // again with nothing, and fails with content.ErrReset: content.Copy then writes all of the blob.
 func (w *ingest) Commit(ctx context.Context, size int64, expected digest.Digest, opts ...content.Opt) error {
-	err := w.Writer.Commit(ctx, size, expected, opts...)
-	w.committed = err == nil || errdefs.IsAlreadyExists(err)
+	err := w.Writer.Commit(ctx, size, expected, append(opts[:len(opts):len(opts)], withLabels(w.store.labels))...)
+	if w.committed = err == nil || errdefs.IsAlreadyExists(err); w.committed {
+		w.store.leased.add(w.opts.Desc.Digest)
+	}
 	if w.wrong = errdefs.IsFailedPrecondition(err); w.wrong && w.resumed && w.restart() == nil {
 		return content.ErrReset
 	}

@@ -40,6 +40,9 @@ type source struct {
 	served  func(digest.Digest)
 	options []transfer.ImageResolverOption
 	meter   *meter
+
+	labels map[string]string // of what the registry serves
+	leased leased
 }
 
 var (
