@@ -21,7 +21,11 @@ import (
 	"github.com/imagepin/imagepin/integration/testkit"
 )
 
-func TestMain(m *testing.M) { testkit.Main(m) }
+func TestMain(m *testing.M) {
+	if !isNeighbour() {
+		testkit.Main(m)
+	}
+}
 
 // TestVerdict checks the verdicts for budgets. They compare samples of the same repetition.
 func TestVerdict(t *testing.T) {

@@ -4,10 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math"
-	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -55,6 +52,7 @@ func (d durablePull) scenario() scenario {
 	wall := row{name: "durable pull, " + d.name}
 	against := row{name: wall.name + ", beside sync = false", budget: ratio(d.most)}
 	delay := row{name: wall.name + ": neighbour's fsync, 99th percentile", budget: ratio(1.2)}
+	delayAgainst := row{name: wall.name + ": neighbour's fsync, beside sync = false", budget: ratio(1.2)}
 	pull := func(ctx context.Context, b *bench, s *side) (took, fsync time.Duration, err error) {
 		ref, err := b.fresh(ctx, s, repository+fmt.Sprint(d.tree.seed), d.tree)
 		if err != nil {
@@ -69,7 +67,7 @@ func (d durablePull) scenario() scenario {
 			ref = b.slow + strings.TrimPrefix(ref, strings.TrimSuffix(b.reg.Ref(""), "/"))
 		}
 		syscall.Sync()
-		n, err := newNeighbour(filepath.Dir(s.Root()), d.dirty)
+		n, err := newNeighbour(ctx, filepath.Dir(s.Root()), d.dirty)
 		if err != nil {
 			return 0, 0, err
 		}
@@ -84,7 +82,7 @@ func (d durablePull) scenario() scenario {
 		repetitions = 3 // each takes seven seconds with each of three daemons
 	}
 	return scenario{
-		rows: []row{wall, against, delay}, fleet: fleet{unsynced: true}, most: repetitions,
+		rows: []row{wall, against, delay, delayAgainst}, fleet: fleet{unsynced: true}, most: repetitions,
 		run: func(ctx context.Context, b *bench, s *side) (sample, error) {
 			took, fsync, err := pull(ctx, b, s)
 			if err != nil {
@@ -93,78 +91,14 @@ func (d durablePull) scenario() scenario {
 			got := sample{}
 			got.took(wall.name, took)
 			got.took(delay.name, fsync)
-			if s.ours {
-				got.took(against.name, took)
-				return got, nil
+			if !s.ours {
+				if took, fsync, err = pull(ctx, b, s.unsynced); err != nil {
+					return nil, err
+				}
 			}
-			took, _, err = pull(ctx, b, s.unsynced)
 			got.took(against.name, took)
-			return got, err
+			got.took(delayAgainst.name, fsync)
+			return got, nil
 		},
 	}
-}
-
-// neighbour is a process beside the node that appends to a file and syncs it every ten milliseconds, as etcd does, and may have written
-// much that is not synced.
-type neighbour struct {
-	dir   string
-	stop  chan struct{}
-	ended chan error
-	took  []time.Duration
-}
-
-func newNeighbour(dir string, dirty int64) (*neighbour, error) {
-	dir, err := os.MkdirTemp(dir, "imagepin-neighbour-")
-	if err != nil {
-		return nil, err
-	}
-	n := &neighbour{dir: dir, stop: make(chan struct{}), ended: make(chan error, 1)}
-	log, err := os.Create(filepath.Join(dir, "log"))
-	if err == nil {
-		err = writeDirty(filepath.Join(dir, "data"), dirty)
-	}
-	if err != nil {
-		return nil, errors.Join(err, os.RemoveAll(dir))
-	}
-	go func() { n.ended <- errors.Join(n.run(log), log.Close()) }()
-	return n, nil
-}
-
-func writeDirty(path string, size int64) error {
-	f, err := os.Create(path)
-	if err != nil {
-		return err
-	}
-	block := make([]byte, 1<<20)
-	for ; size > 0 && err == nil; size -= int64(len(block)) {
-		_, err = f.Write(block)
-	}
-	return errors.Join(err, f.Close())
-}
-
-func (n *neighbour) run(log *os.File) error {
-	record := make([]byte, 2<<10)
-	for {
-		start := time.Now()
-		if _, err := log.Write(record); err != nil {
-			return err
-		}
-		if err := syscall.Fdatasync(int(log.Fd())); err != nil {
-			return err
-		}
-		n.took = append(n.took, time.Since(start))
-		select {
-		case <-n.stop:
-			return nil
-		case <-time.After(10 * time.Millisecond):
-		}
-	}
-}
-
-// end returns the 99th percentile of the times of a sync.
-func (n *neighbour) end() (time.Duration, error) {
-	close(n.stop)
-	err := errors.Join(<-n.ended, os.RemoveAll(n.dir))
-	slices.Sort(n.took)
-	return n.took[int(math.Ceil(0.99*float64(len(n.took))))-1], err
 }

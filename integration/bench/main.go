@@ -28,6 +28,9 @@ import (
 )
 
 func main() {
+	if isNeighbour() {
+		return
+	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
 	defer stop()
 	err := command(ctx, os.Args[1:], os.Stdout, os.Stderr)

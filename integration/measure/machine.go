@@ -4,9 +4,12 @@ import (
 	"bufio"
 	"fmt"
 	"os"
+	"path/filepath"
 	"runtime"
 	"strings"
 	"syscall"
+
+	"golang.org/x/sys/unix"
 )
 
 // filesystems are names of file systems by their magic numbers (statfs(2)).
@@ -25,14 +28,9 @@ func Machine() (string, error) {
 		}
 		release.WriteByte(byte(c))
 	}
-	var fs syscall.Statfs_t
-	// The roots of the daemons are in this directory.
-	if err := syscall.Statfs(os.TempDir(), &fs); err != nil {
+	disk, err := fileSystem(os.TempDir()) // the roots of the daemons are there
+	if err != nil {
 		return "", err
-	}
-	disk, ok := filesystems[int64(fs.Type)]
-	if !ok {
-		disk = fmt.Sprintf("file system %#x", fs.Type)
 	}
 	model, memory := "", 0.0
 	for _, from := range []string{"/proc/cpuinfo", "/proc/meminfo"} {
@@ -56,4 +54,40 @@ func Machine() (string, error) {
 	}
 	return fmt.Sprintf("%d cores (%s), %.0f GB, Linux %s, %s",
 		runtime.NumCPU(), model, memory/1e6, release.String(), disk), nil
+}
+
+// fileSystem describes the file system of a directory.
+func fileSystem(dir string) (string, error) {
+	var fs syscall.Statfs_t
+	if err := syscall.Statfs(dir, &fs); err != nil {
+		return "", err
+	}
+	name, ok := filesystems[int64(fs.Type)]
+	if !ok {
+		return fmt.Sprintf("file system %#x", fs.Type), nil
+	}
+	if name == "ext4" {
+		return withJournal(name, dir)
+	}
+	return name, nil
+}
+
+// withJournal adds to the name of an ext4 whether it has a journal, if that can be found (Documentation/ABI/testing/sysfs-fs-ext4).
+func withJournal(name, dir string) (string, error) {
+	var of syscall.Stat_t
+	if err := syscall.Stat(dir, &of); err != nil {
+		return "", err
+	}
+	device, err := os.Readlink(fmt.Sprintf("/sys/dev/block/%d:%d", unix.Major(of.Dev), unix.Minor(of.Dev)))
+	if err != nil {
+		return name, nil
+	}
+	task, err := os.ReadFile(filepath.Join("/sys/fs/ext4", filepath.Base(device), "journal_task"))
+	switch {
+	case err != nil:
+		return name, nil
+	case strings.TrimSpace(string(task)) == "<none>":
+		return name + " without a journal", nil
+	}
+	return name + " with a journal", nil
 }
