@@ -56,7 +56,7 @@ func newNeighbour(ctx context.Context, parent string, dirty int64) (_ *neighbour
 	if err := n.cmd.Start(); err != nil {
 		return nil, err
 	}
-	if _, err := fmt.Fscanln(n.output); err != nil && err != io.EOF { // an empty line: it has begun
+	if _, err := fmt.Fscanln(n.output); err != nil { // an empty line says that it has begun
 		return nil, errors.Join(fmt.Errorf("the neighbour did not begin: %w", err), n.stop.Close(), n.cmd.Wait())
 	}
 	return n, nil

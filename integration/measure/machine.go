@@ -67,27 +67,27 @@ func fileSystem(dir string) (string, error) {
 		return fmt.Sprintf("file system %#x", fs.Type), nil
 	}
 	if name == "ext4" {
-		return withJournal(name, dir)
+		name += journal(dir)
 	}
 	return name, nil
 }
 
-// withJournal adds to the name of an ext4 whether it has a journal, if that can be found (Documentation/ABI/testing/sysfs-fs-ext4).
-func withJournal(name, dir string) (string, error) {
+// journal says whether an ext4 file system has a journal, or nothing if that cannot be found (Documentation/ABI/testing/sysfs-fs-ext4).
+func journal(dir string) string {
 	var of syscall.Stat_t
-	if err := syscall.Stat(dir, &of); err != nil {
-		return "", err
+	if syscall.Stat(dir, &of) != nil {
+		return ""
 	}
 	device, err := os.Readlink(fmt.Sprintf("/sys/dev/block/%d:%d", unix.Major(of.Dev), unix.Minor(of.Dev)))
 	if err != nil {
-		return name, nil
+		return ""
 	}
 	task, err := os.ReadFile(filepath.Join("/sys/fs/ext4", filepath.Base(device), "journal_task"))
 	switch {
 	case err != nil:
-		return name, nil
+		return ""
 	case strings.TrimSpace(string(task)) == "<none>":
-		return name + " without a journal", nil
+		return " without a journal"
 	}
-	return name + " with a journal", nil
+	return " with a journal"
 }

@@ -29,7 +29,7 @@ type ingests struct {
 	origin     origin // nil if the hosts are not known
 	// labels are set on each blob that is written.
 	labels map[string]string
-	// leased are the blobs that the lease of the caller has already. nil keeps none.
+	// leased are the blobs that the lease of a caller has already. nil keeps none.
 	leased *leased
 }
 
@@ -204,7 +204,7 @@ func (s ingests) Writer(ctx context.Context, opts ...content.WriterOpt) (content
 	} else if here, err := blobs.Exists(ctx, s.Store, o.Desc.Digest); err != nil {
 		return nil, err
 	} else if here {
-		if s.leased.has(o.Desc.Digest) {
+		if s.leased.has(ctx, o.Desc.Digest) {
 			return nil, fmt.Errorf("content %s: %w", o.Desc.Digest, errdefs.ErrAlreadyExists)
 		}
 		s.origin = nil // the writer only adds the blob to the lease
@@ -213,7 +213,7 @@ func (s ingests) Writer(ctx context.Context, opts ...content.WriterOpt) (content
 	var err error
 	if w.Writer, w.name, err = s.open(ctx, w.host, o); err != nil {
 		if errdefs.IsAlreadyExists(err) {
-			s.leased.add(o.Desc.Digest)
+			s.leased.add(ctx, o.Desc.Digest)
 		}
 		return nil, err
 	}
@@ -344,7 +344,7 @@ func (w *ingest) moveTo(host string) (elsewhere bool, _ error) {
 func (w *ingest) Commit(ctx context.Context, size int64, expected digest.Digest, opts ...content.Opt) error {
 	err := w.Writer.Commit(ctx, size, expected, append(opts[:len(opts):len(opts)], withLabels(w.store.labels))...)
 	if w.committed = err == nil || errdefs.IsAlreadyExists(err); w.committed {
-		w.store.leased.add(w.opts.Desc.Digest)
+		w.store.leased.add(ctx, w.opts.Desc.Digest)
 	}
 	if w.wrong = errdefs.IsFailedPrecondition(err); w.wrong && w.resumed && w.restart() == nil {
 		return content.ErrReset

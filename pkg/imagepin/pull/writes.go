@@ -6,6 +6,7 @@ import (
 	"sync"
 
 	"github.com/containerd/containerd/v2/core/content"
+	"github.com/containerd/containerd/v2/core/leases"
 	"github.com/containerd/containerd/v2/core/remotes/docker"
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
@@ -13,31 +14,40 @@ import (
 
 // Each write of containerd's metadata is a transaction, with a sync of the disk. This file has what saves some of them in a pull.
 
-// leased are the blobs that a lease has. A nil one is empty, and stays so.
+// leased are the blobs that leases have. A nil one is empty, and stays so.
 type leased struct {
 	mu    sync.Mutex
-	blobs map[digest.Digest]bool
+	blobs map[leasedBlob]bool
 }
 
-func (l *leased) add(d digest.Digest) {
-	if l == nil {
+type leasedBlob struct {
+	lease  string
+	digest digest.Digest
+}
+
+// add notes that the lease in a context has a blob.
+func (l *leased) add(ctx context.Context, d digest.Digest) {
+	id, ok := leases.FromContext(ctx)
+	if l == nil || !ok {
 		return
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.blobs == nil {
-		l.blobs = make(map[digest.Digest]bool)
+		l.blobs = make(map[leasedBlob]bool)
 	}
-	l.blobs[d] = true
+	l.blobs[leasedBlob{id, d}] = true
 }
 
-func (l *leased) has(d digest.Digest) bool {
-	if l == nil {
+// has reports whether it is known that the lease in a context has a blob.
+func (l *leased) has(ctx context.Context, d digest.Digest) bool {
+	id, ok := leases.FromContext(ctx)
+	if l == nil || !ok {
 		return false
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.blobs[d]
+	return l.blobs[leasedBlob{id, d}]
 }
 
 // distributionSource returns the labels that containerd's transfer service sets on what it has fetched for a reference, see
@@ -48,9 +58,7 @@ func distributionSource(ref string) map[string]string {
 	if err != nil {
 		return nil // the transfer service fails
 	}
-	if _, err := note(context.Background(), ocispec.Descriptor{}); err != nil {
-		return nil
-	}
+	_, _ = note(context.Background(), ocispec.Descriptor{}) // it fails as set does, which never does
 	return set.labels
 }
 

@@ -70,7 +70,7 @@ func TestCommitKeepsItsLabels(t *testing.T) {
 	}
 }
 
-// TestLeasedBlobIsNotLeasedAgain fetches a blob of the node several times. The first fetch of a pull adds it to the lease, and the next
+// TestLeasedBlobIsNotLeasedAgain fetches a blob of the node several times. The first fetch under a lease adds it to the lease, and the next
 // ones write nothing. If the blob was removed meanwhile, it is fetched and leased again.
 func TestLeasedBlobIsNotLeasedAgain(t *testing.T) {
 	t.Parallel()
@@ -91,25 +91,26 @@ func TestLeasedBlobIsNotLeasedAgain(t *testing.T) {
 			t.Errorf("%s: got %d writers and %d bytes, %v, want %d and %d", when, writers-before, received, err, want, bytes)
 		}
 	}
-	first := &source{repository: "registry.example/app"}
-	fetch(kept, "the first pull", first, 1, len(data))
-	fetch(kept, "the first pull again", first, 0, 0)
+	src := &source{repository: "registry.example/app"}
+	fetch(kept, "the first lease", src, 1, len(data))
+	fetch(kept, "the first lease again", src, 0, 0)
 
 	ctx, done := n.Lease(t)
 	defer done()
-	second := &source{repository: "registry.example/app"}
-	fetch(ctx, "another pull", second, 1, 0)
-	fetch(ctx, "another pull again", second, 0, 0)
+	fetch(ctx, "another lease", src, 1, 0)
+	fetch(ctx, "another lease again", src, 0, 0)
+	fetch(n.Context(t), "without a lease", src, 1, 0)
+	fetch(n.Context(t), "without a lease again", src, 1, 0)
 	release()
 	n.Collect(t)
 	if !n.HasBlob(t, desc.Digest) {
-		t.Error("the blob was collected, the lease of the second pull does not have it")
+		t.Error("the blob was collected, the second lease does not have it")
 	}
 	if err := n.Content.Delete(ctx, desc.Digest); err != nil {
 		t.Fatal(err)
 	}
 	n.Collect(t)
-	fetch(ctx, "after it was removed", second, 1, len(data))
+	fetch(ctx, "after it was removed", src, 1, len(data))
 	n.Collect(t)
 	if !n.HasBlob(t, desc.Digest) {
 		t.Error("the blob that was fetched again was collected")
