@@ -172,7 +172,8 @@ func (n *stockNode) wantRunning(socket string, p pod) {
 			return false, nil
 		}
 		if err == nil && s.Status.State != cri.ContainerState_CONTAINER_RUNNING {
-			err = fmt.Errorf("the container is %s", s.Status.State)
+			log, _ := n.Try(n.ctx, "journalctl --no-pager --output cat --unit containerd | grep -E 'level=(warning|error)' | tail -20")
+			err = fmt.Errorf("the container is %s\n%s", s.Status.State, log)
 		}
 		return err == nil, err
 	})
@@ -196,6 +197,7 @@ func (n *stockNode) files() map[string]string {
 	out := n.Run(`find / -xdev \( -path /proc -o -path /sys -o -path /dev -o -path /tmp -o -path /var/tmp -o -path /run -o -path /var/log \
 		-o -path /var/lib/containerd -o -path /var/lib/dpkg -o -path /var/cache/debconf -o -path /var/lib/systemd -o -path /root \) -prune -o -printf '%M %u %g %p\n'
 		find /run -mindepth 1 -maxdepth 1 -printf '%M %u %g %p\n'
+		find /run/systemd/system -printf '%M %u %g %p\n'
 		systemctl list-unit-files --no-legend --no-pager | sed 's/^/unit /'`)
 	m := make(map[string]string)
 	for line := range strings.Lines(out) {

@@ -130,6 +130,8 @@ func dropInOfContainerd(execStart []string, searchPath string) ([]byte, error) {
 Environment=%s
 ExecStart=
 ExecStart=%s
+# With SIGTERM, a containerd that is still starting can end its containers.
+TimeoutStartFailureMode=kill
 `, quote("PATH="+binDir+":"+searchPath), command.String()), nil
 }
 

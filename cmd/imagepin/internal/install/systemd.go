@@ -119,16 +119,12 @@ func (s *systemd) reload(ctx context.Context) error {
 	return s.call(ctx, "reload systemd", func() error { return s.ReloadContext(ctx) })
 }
 
-// restart starts or restarts a unit, and waits until it has started.
-func (s *systemd) restart(ctx context.Context, unit string) error {
-	return s.job(ctx, "restart", unit, (*dbus.Conn).RestartUnitContext)
-}
-
 // stop stops a unit, and waits until it has stopped.
 func (s *systemd) stop(ctx context.Context, unit string) error {
 	return s.job(ctx, "stop", unit, (*dbus.Conn).StopUnitContext)
 }
 
+// job lets systemd begin a job of a unit, and waits for its result. If the connection is lost, it begins it again.
 func (s *systemd) job(ctx context.Context, verb, unit string, start func(*dbus.Conn, context.Context, string, string, chan<- string) (int, error)) error {
 	for {
 		var done chan string
@@ -186,7 +182,8 @@ func (s *systemd) active(ctx context.Context, unit string) (bool, error) {
 // unit is what systemd knows of a service.
 type unit struct {
 	loaded    bool
-	pid       int // of the main process; 0 if it does not run
+	state     string // active, activating, …
+	pid       int    // of the main process; 0 if it does not run
 	execStart []string
 	// files are the unit file, its drop-ins and its environment files.
 	files []string
@@ -202,6 +199,7 @@ func (s *systemd) unit(ctx context.Context, name string) (u unit, _ error) {
 		return u, err
 	}
 	u.loaded = all["LoadState"] == "loaded"
+	u.state, _ = all["ActiveState"].(string)
 	if pid, ok := all["MainPID"].(uint32); ok {
 		u.pid = int(pid)
 	}
