@@ -172,6 +172,7 @@ func TestNodeInstallRollsBack(t *testing.T) {
 	n.WriteFile("/etc/kubelet.yaml", "kind: KubeletConfiguration\nhealthzPort: 0 # off\n", 0o640)
 	n.Run("chown daemon:mail /etc/kubelet.yaml")
 	n.WriteFile("/etc/systemd/system/kubelet.service", `[Unit]
+Requires=containerd.service
 After=containerd.service
 [Service]
 ExecStart=/usr/local/bin/kubelet --config=/etc/kubelet.yaml

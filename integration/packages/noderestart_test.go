@@ -50,3 +50,27 @@ func TestNodeInstallContainerdStarts(t *testing.T) {
 	n.wantFiles("after systemd's timeout", before)
 	n.wantRunning(containerdSocket, running)
 }
+
+// TestNodeInstallContainerdEnds installs a containerd that ends, at once or when systemd takes it for ready. A unit that requires
+// containerd runs again.
+func TestNodeInstallContainerdEnds(t *testing.T) {
+	t.Parallel()
+	n := newStockNode(t)
+	ref := n.push("team/app:v1")
+	n.addInstaller("imagepin")
+	n.WriteFile("/etc/systemd/system/kubelet.service", "[Unit]\nRequires=containerd.service\nAfter=containerd.service\n[Service]\nExecStart=/bin/sleep infinity\n", 0o644)
+	// As the unit of containerd's documentation: the rollback is earlier.
+	n.WriteFile("/etc/systemd/system/containerd.service.d/10-restart.conf", "[Service]\nRestartSec=5\n", 0o644)
+	n.Run("systemctl daemon-reload; systemctl start kubelet")
+	running := n.runPod(containerdSocket, "first", ref)
+	before := n.files()
+	for _, end := range []string{"exit 1", "exec systemd-notify --ready"} {
+		n.WriteFile(installer+"/usr/lib/imagepin/bin/containerd", "#!/bin/sh\ncase \"$*\" in *dump*) exit 0 ;; esac\n"+end+"\n", 0o755)
+		if out := n.refused(install + "plugin --wait 3s"); !strings.Contains(out, "rolled back") {
+			t.Errorf("%s: got %s, want a rollback", end, out)
+		}
+		n.wantFiles("after the rollback", before)
+		n.wantRunning(containerdSocket, running)
+		n.Run("systemctl is-active containerd && systemctl is-active kubelet")
+	}
+}

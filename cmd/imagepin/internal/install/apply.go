@@ -157,7 +157,7 @@ func (n *node) restartContainerd(ctx context.Context, c *change, socket string, 
 		} else if u.execStart[0] != want {
 			return fmt.Errorf("%s runs %s, not %s: a drop-in after %s sets ExecStart, see systemctl cat", containerdUnit, u.execStart[0], want, containerdDropIn)
 		}
-		if err := c.restarts(containerdUnit); err != nil {
+		if err := n.restartsContainerd(ctx, c); err != nil {
 			return err
 		}
 		failpoint.Reach("install.reloaded")

@@ -102,7 +102,7 @@ func (c *change) restarts(units ...string) error {
 // commit ends a change. The copies are not needed any more, see [finish].
 func (c *change) commit() error {
 	r := *c.record
-	r.State, r.Before, r.Touched, r.Restarted, r.Absent = installed, nil, nil, nil, nil
+	r.State, r.Before, r.Touched, r.Restarted, r.Dependents, r.Absent = installed, nil, nil, nil, nil, nil
 	failpoint.Reach("install.commit")
 	if err := r.save(); err != nil {
 		return err

@@ -34,8 +34,10 @@ type record struct {
 	// Kubelet is the file with kubelet's endpoint; nil if it was not changed.
 	Kubelet *kubeletFile `json:"kubelet,omitempty"`
 	// Restarted are the services that a change has restarted, or is about to, in order.
-	Restarted []string  `json:"restarted,omitempty"`
-	Touched   []touched `json:"touched,omitempty"`
+	Restarted []string `json:"restarted,omitempty"`
+	// Dependents are the units that ran before a change has restarted containerd, and require it.
+	Dependents []string  `json:"dependents,omitempty"`
+	Touched    []touched `json:"touched,omitempty"`
 	// Absent are the directories of imagepin.service that a first installation did not find.
 	Absent []string `json:"absent,omitempty"`
 	// Before is the record before the change; nil before the first.

@@ -47,6 +47,9 @@ func (n *node) undo(ctx context.Context, r *record) error {
 			return err
 		}
 	}
+	if err := n.startDependents(ctx, r.Dependents); err != nil {
+		return err
+	}
 	if !first {
 		if err := r.Before.save(); err != nil {
 			return err

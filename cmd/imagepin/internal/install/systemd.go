@@ -124,6 +124,11 @@ func (s *systemd) stop(ctx context.Context, unit string) error {
 	return s.job(ctx, "stop", unit, (*dbus.Conn).StopUnitContext)
 }
 
+// start starts a unit, and waits until it has started.
+func (s *systemd) start(ctx context.Context, unit string) error {
+	return s.job(ctx, "start", unit, (*dbus.Conn).StartUnitContext)
+}
+
 // job lets systemd begin a job of a unit, and waits for its result. If the connection is lost, it begins it again.
 func (s *systemd) job(ctx context.Context, verb, unit string, start func(*dbus.Conn, context.Context, string, string, chan<- string) (int, error)) error {
 	for {
@@ -187,6 +192,8 @@ type unit struct {
 	execStart []string
 	// files are the unit file, its drop-ins and its environment files.
 	files []string
+	// requiredBy are the units that systemd stops with the service. They need not run.
+	requiredBy []string
 }
 
 func (s *systemd) unit(ctx context.Context, name string) (u unit, _ error) {
@@ -200,6 +207,10 @@ func (s *systemd) unit(ctx context.Context, name string) (u unit, _ error) {
 	}
 	u.loaded = all["LoadState"] == "loaded"
 	u.state, _ = all["ActiveState"].(string)
+	for _, name := range []string{"RequiredBy", "RequisiteOf", "BoundBy"} {
+		units, _ := all[name].([]string)
+		u.requiredBy = append(u.requiredBy, units...)
+	}
 	if pid, ok := all["MainPID"].(uint32); ok {
 		u.pid = int(pid)
 	}

@@ -144,7 +144,7 @@ func (n *node) leavePlugin(ctx context.Context, r *record) error {
 }
 
 func (n *node) leaveContainerd(ctx context.Context, c *change) error {
-	if err := c.restarts(containerdUnit); err != nil {
+	if err := n.restartsContainerd(ctx, c); err != nil {
 		return err
 	}
 	if err := c.remove(containerdDropIn); err != nil {
