@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -189,6 +190,7 @@ Restart=always
 		{"plugin", "3s", "install.restored:1", "an earlier change was interrupted"},
 		{"plugin", "3s", "install.restored:5", "an earlier change was interrupted"},
 		{"plugin", "3s", "install.undone", "an earlier change was interrupted"},
+		{"plugin", "3s", "install.restarting", "an earlier change was interrupted"},
 		{"serve", "15s", "", "rolling back: kubelet"}, // it restarts again and again, or does not run
 	} {
 		change := install + test.mode + " --wait " + test.wait
@@ -201,7 +203,7 @@ Restart=always
 		if !strings.Contains(out, test.want) || !strings.Contains(out, "rolled back") {
 			t.Errorf("mode %s, kill at %q: got %s, want %q in it", test.mode, test.point, out, test.want)
 		}
-		n.wantNotTerminated("in mode " + test.mode + ", kill at " + test.point)
+		n.wantNotTerminated()
 		n.wantFiles("after mode "+test.mode+", kill at "+test.point, before)
 		n.Run("systemctl is-active containerd && systemctl is-active kubelet && ctr version")
 		n.Run("! grep imagepin /etc/kubelet.yaml")
@@ -211,7 +213,7 @@ Restart=always
 	if out := n.refused("(sleep 2; systemctl daemon-reexec) & " + install + "plugin --wait 5s"); !strings.Contains(out, "rolled back") {
 		t.Errorf("with systemctl daemon-reexec: got %s", out)
 	}
-	n.wantNotTerminated("with systemctl daemon-reexec")
+	n.wantNotTerminated()
 	n.wantFiles("after systemctl daemon-reexec", before)
 	n.Run("systemctl is-active --quiet containerd && ctr version")
 	// As after a reboot: the process is not started again, and the unit of the interrupted change is.
@@ -353,7 +355,7 @@ func wantAllFailpoints(t *testing.T, killed *sync.Map) {
 		t.Errorf("got failpoints %q, want at least 10", names)
 	}
 	for _, m := range names {
-		if _, ok := killed.Load(m[1]); !ok && m[1] != "install.restored" && m[1] != "install.undone" {
+		if _, ok := killed.Load(m[1]); !ok && !slices.Contains([]string{"install.restarting", "install.restored", "install.undone"}, m[1]) {
 			t.Errorf("no kill at failpoint %s", m[1])
 		}
 	}

@@ -88,18 +88,19 @@ var Names = []string{
 	"retain.dropped", // after
 
 	// Installation on a node.
-	"install.write",     // the copy of a file is kept, and the record names it, before the file is written or removed
-	"install.written",   // after
-	"install.reloaded",  // systemd has read the units
-	"install.enabled",   // the units are enabled
-	"install.restarted", // a service is restarted, and may not be healthy
-	"install.serving",   // imagepin serve is healthy, and kubelet does not use it
-	"install.commit",    // all services are healthy, before the record says so
-	"install.committed", // after, and the copies exist
-	"install.restored",  // a file is restored
-	"install.undone",    // all files are restored, and no service is restarted
-	"install.left",      // containerd's metadata has nothing of imagepin any more
-	"install.remove",    // before each file is removed
+	"install.write",      // the copy of a file is kept, and the record names it, before the file is written or removed
+	"install.written",    // after
+	"install.reloaded",   // systemd has read the units
+	"install.enabled",    // the units are enabled
+	"install.restarted",  // a service is restarted, and may not be healthy
+	"install.serving",    // imagepin serve is healthy, and kubelet does not use it
+	"install.commit",     // all services are healthy, before the record says so
+	"install.committed",  // after, and the copies exist
+	"install.restarting", // containerd is not active, and systemd is to kill it when it restarts it
+	"install.restored",   // a file is restored
+	"install.undone",     // all files are restored, and no service is restarted
+	"install.left",       // containerd's metadata has nothing of imagepin any more
+	"install.remove",     // before each file is removed
 
 	// Refresh.
 	"refresh.pulled", // all targets are ready, and nothing has moved

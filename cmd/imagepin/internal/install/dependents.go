@@ -4,28 +4,30 @@ package install
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 )
 
-// dependents returns the units that run and require containerd. systemd stops them when it restarts containerd, and does not
-// start them again if containerd does not start.
-func (s *systemd) dependents(ctx context.Context) ([]string, error) {
-	u, err := s.unit(ctx, containerdUnit)
-	if err != nil {
-		return nil, err
-	}
-	var running []string
-	for _, name := range u.requiredBy {
-		active, err := s.active(ctx, name)
+// dependents returns the active units that require containerd, or a unit that requires it. systemd stops them when it restarts
+// containerd, and does not start them again if containerd does not start.
+func (s *systemd) dependents(ctx context.Context) (active []string, _ error) {
+	all := []string{containerdUnit}
+	for i := 0; i < len(all); i++ {
+		u, err := s.unit(ctx, all[i])
 		if err != nil {
 			return nil, err
 		}
-		if active && !slices.Contains(running, name) {
-			running = append(running, name)
+		if i > 0 && u.state == "active" {
+			active = append(active, all[i])
+		}
+		for _, name := range u.requiredBy {
+			if !slices.Contains(all, name) {
+				all = append(all, name)
+			}
 		}
 	}
-	return running, nil
+	return active, nil
 }
 
 // restartsContainerd notes that containerd is about to be restarted, and which units must run after a rollback.
@@ -38,14 +40,15 @@ func (n *node) restartsContainerd(ctx context.Context, c *change) error {
 	return c.restarts(containerdUnit)
 }
 
-// startDependents starts the units that ran before a change and require containerd.
-func (n *node) startDependents(ctx context.Context, units []string) error {
-	ctx, cancel := context.WithTimeout(ctx, n.wait())
-	defer cancel()
+// startDependents starts the units that were active before a change and require containerd. The error has those that do not start.
+func (n *node) startDependents(ctx context.Context, units []string) (failed error) {
 	for _, unit := range units {
-		if err := n.systemd.start(ctx, unit); err != nil {
-			return fmt.Errorf("%s ran before, and requires %s: %w", unit, containerdUnit, err)
+		n.systemd.resetFailed(ctx, unit)
+		limited, cancel := context.WithTimeout(ctx, n.wait())
+		if err := n.systemd.start(limited, unit); err != nil {
+			failed = errors.Join(failed, fmt.Errorf("%s ran before: %w", unit, err))
 		}
+		cancel()
 	}
-	return nil
+	return failed
 }

@@ -35,7 +35,7 @@ type record struct {
 	Kubelet *kubeletFile `json:"kubelet,omitempty"`
 	// Restarted are the services that a change has restarted, or is about to, in order.
 	Restarted []string `json:"restarted,omitempty"`
-	// Dependents are the units that ran before a change has restarted containerd, and require it.
+	// Dependents are the units that were active before a change has restarted containerd, and require it.
 	Dependents []string  `json:"dependents,omitempty"`
 	Touched    []touched `json:"touched,omitempty"`
 	// Absent are the directories of imagepin.service that a first installation did not find.

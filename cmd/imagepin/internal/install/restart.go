@@ -11,23 +11,25 @@ import (
 	"path/filepath"
 
 	"github.com/coreos/go-systemd/v22/dbus"
+
+	"github.com/imagepin/imagepin/internal/failpoint"
 )
 
 // restartDropIn exists while a containerd that is not active is restarted. With it, systemd sends SIGKILL instead of SIGTERM: a
 // containerd that gets SIGTERM while it loads its shims can end their containers, see loadShim in containerd's
-// core/runtime/v2/shim_load.go. systemd before 244 ignores it.
+// core/runtime/v2/shim_load.go. systemd ignores the first setting before 244, and the second before 246.
 const (
 	restartDropIn = "/run/systemd/system/containerd.service.d/60-imagepin-restart.conf"
-	killOnRestart = "[Service]\nRestartKillSignal=SIGKILL\n"
+	killOnRestart = "[Service]\nRestartKillSignal=SIGKILL\nTimeoutStartFailureMode=kill\n"
 )
 
 // restart starts or restarts a unit, and waits until it has started.
 func (s *systemd) restart(ctx context.Context, unit string) (err error) {
 	if unit == containerdUnit {
+		defer func() { err = errors.Join(err, s.endKillStarting(ctx)) }()
 		if err := s.killStarting(ctx); err != nil {
 			return fmt.Errorf("restart %s: %w", unit, err)
 		}
-		defer func() { err = errors.Join(err, s.endKillStarting(ctx)) }()
 	}
 	begun := false
 	return s.job(ctx, "restart", unit, func(c *dbus.Conn, ctx context.Context, unit, mode string, done chan<- string) (int, error) {
@@ -52,21 +54,24 @@ func (s *systemd) killStarting(ctx context.Context) error {
 	if err := os.WriteFile(restartDropIn, []byte(killOnRestart), 0o644); err != nil {
 		return err
 	}
+	failpoint.Reach("install.restarting")
 	if err := s.reload(ctx); err != nil {
 		return err
 	}
-	// It may have ended so often that systemd does not start it any more.
-	return s.call(ctx, "reset "+containerdUnit, func() error { return s.ResetFailedUnitContext(ctx, containerdUnit) })
+	s.resetFailed(ctx, containerdUnit)
+	return nil
 }
 
 // endKillStarting removes [restartDropIn], also that of a process that was killed.
 func (s *systemd) endKillStarting(ctx context.Context) error {
-	if err := os.Remove(restartDropIn); errors.Is(err, fs.ErrNotExist) {
+	err := os.Remove(restartDropIn)
+	_ = os.Remove(filepath.Dir(restartDropIn)) // fails unless it is empty
+	if errors.Is(err, fs.ErrNotExist) {
 		return nil
-	} else if err != nil {
+	}
+	if err != nil {
 		return err
 	}
-	_ = os.Remove(filepath.Dir(restartDropIn)) // fails unless it is empty
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), reconnectLimit)
 	defer cancel()
 	return s.reload(ctx)

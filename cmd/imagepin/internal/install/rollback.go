@@ -4,6 +4,7 @@ package install
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -47,9 +48,13 @@ func (n *node) undo(ctx context.Context, r *record) error {
 			return err
 		}
 	}
-	if err := n.startDependents(ctx, r.Dependents); err != nil {
-		return err
-	}
+	// A unit that does not start is an error, and does not keep the node in the change.
+	failed := n.startDependents(ctx, r.Dependents)
+	return errors.Join(n.undone(r, first), failed)
+}
+
+// undone ends a rollback.
+func (n *node) undone(r *record, first bool) error {
 	if !first {
 		if err := r.Before.save(); err != nil {
 			return err

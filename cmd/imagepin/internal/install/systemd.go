@@ -129,6 +129,11 @@ func (s *systemd) start(ctx context.Context, unit string) error {
 	return s.job(ctx, "start", unit, (*dbus.Conn).StartUnitContext)
 }
 
+// resetFailed lets systemd start a unit that has ended too often.
+func (s *systemd) resetFailed(ctx context.Context, unit string) {
+	_ = s.ResetFailedUnitContext(ctx, unit) // fails if systemd does not have the unit in memory
+}
+
 // job lets systemd begin a job of a unit, and waits for its result. If the connection is lost, it begins it again.
 func (s *systemd) job(ctx context.Context, verb, unit string, start func(*dbus.Conn, context.Context, string, string, chan<- string) (int, error)) error {
 	for {
@@ -192,7 +197,7 @@ type unit struct {
 	execStart []string
 	// files are the unit file, its drop-ins and its environment files.
 	files []string
-	// requiredBy are the units that systemd stops with the service. They need not run.
+	// requiredBy are the units that systemd stops with this one, and does not start if it fails to start. They need not run.
 	requiredBy []string
 }
 
@@ -237,7 +242,7 @@ func (s *systemd) unit(ctx context.Context, name string) (u unit, _ error) {
 
 // run runs a command as a service, and waits until it has ended.
 func (s *systemd) run(ctx context.Context, unit, description string, command []string, more ...dbus.Property) error {
-	_ = s.ResetFailedUnitContext(ctx, unit) // fails if there is no such unit
+	s.resetFailed(ctx, unit)
 	properties := append([]dbus.Property{
 		dbus.PropDescription(description), dbus.PropExecStart(command, false),
 		property("CollectMode", "inactive-or-failed"),
