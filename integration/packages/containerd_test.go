@@ -25,6 +25,9 @@ func TestContainerdPackage(t *testing.T) {
 	if exe := n.Run("readlink /proc/" + n.mainPID("containerd.service") + "/exe"); exe != "/usr/lib/imagepin/bin/containerd\n" {
 		t.Errorf("after the restart: got containerd %s", exe)
 	}
+	if mode := n.Run("systemctl show -p TimeoutStartFailureMode --value containerd"); mode != "kill\n" {
+		t.Errorf("after a timeout of its start, containerd gets the signal of mode %s, want kill", mode)
+	}
 	if l := n.Run("stat -c '%a %U:%G' /run/containerd/containerd.sock"); l != "660 root:root\n" {
 		t.Errorf("mode and owner of containerd's socket: got %s, want 660 root:root", l)
 	}

@@ -23,7 +23,7 @@ func (n *stockNode) wantNotTerminated() {
 // slowContainerd is stock containerd, which once starts for ten seconds. Like [startingContainerd], it reports SIGTERM.
 const slowContainerd = `#!/usr/bin/perl
 $SIG{TERM} = sub { open(my $f, ">", "/tmp/terminated"); exit 0 };
-if (unlink "/tmp/slow") { for (1..10) { sleep 1 } }
+if (unlink "/tmp/slow") { sleep 10 }
 exec "/usr/bin/containerd-stock", @ARGV;
 `
 

@@ -22,8 +22,8 @@ const noCollection = `
 `
 
 // TestMetadataWrites counts the transactions of containerd's metadata database, each of which is a sync to disk. A
-// first pull has fewer than with stock, also of an image that the node has from another repository, and a pull of an image on the node
-// has none.
+// first pull has fewer than with stock, also of an image that the node has from another repository. A pull of an image on the node has
+// none.
 func TestMetadataWrites(t *testing.T) {
 	t.Parallel()
 	ctx := testkit.Context(t)

@@ -58,7 +58,7 @@ func distributionSource(ref string) map[string]string {
 	if err != nil {
 		return nil // the transfer service fails
 	}
-	_, _ = note(context.Background(), ocispec.Descriptor{}) // it fails as set does, which never does
+	_, _ = note(context.Background(), ocispec.Descriptor{}) // fails only if set does
 	return set.labels
 }
 

@@ -183,10 +183,16 @@ func (n *node) wait() time.Duration { return cmp.Or(n.Wait, defaultWait) }
 const defaultWait = 2 * time.Minute
 
 // restarted restarts a service, and waits until it is healthy. healthy may be nil.
-func (n *node) restarted(ctx context.Context, unit string, healthy func(context.Context) error) error {
+func (n *node) restarted(ctx context.Context, unit string, healthy func(context.Context) error) (err error) {
+	n.log("restart %s", unit)
+	if unit == containerdUnit {
+		defer func(ctx context.Context) { err = errors.Join(err, n.systemd.endKillStarting(ctx)) }(ctx)
+		if err := n.systemd.killStarting(ctx); err != nil {
+			return err
+		}
+	}
 	ctx, cancel := context.WithTimeout(ctx, n.wait())
 	defer cancel()
-	n.log("restart %s", unit)
 	if err := n.systemd.restart(ctx, unit); err != nil {
 		return err
 	}

@@ -5,7 +5,6 @@ package install
 import (
 	"context"
 	"errors"
-	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -15,7 +14,7 @@ import (
 	"github.com/imagepin/imagepin/internal/failpoint"
 )
 
-// restartDropIn exists while a containerd that is not active is restarted. With it, systemd sends SIGKILL instead of SIGTERM: a
+// restartDropIn exists while a containerd that was not active is restarted. With it, systemd sends SIGKILL instead of SIGTERM: a
 // containerd that gets SIGTERM while it loads its shims can end their containers, see loadShim in containerd's
 // core/runtime/v2/shim_load.go. systemd ignores the first setting before 244, and the second before 246.
 const (
@@ -24,13 +23,7 @@ const (
 )
 
 // restart starts or restarts a unit, and waits until it has started.
-func (s *systemd) restart(ctx context.Context, unit string) (err error) {
-	if unit == containerdUnit {
-		defer func() { err = errors.Join(err, s.endKillStarting(ctx)) }()
-		if err := s.killStarting(ctx); err != nil {
-			return fmt.Errorf("restart %s: %w", unit, err)
-		}
-	}
+func (s *systemd) restart(ctx context.Context, unit string) error {
 	begun := false
 	return s.job(ctx, "restart", unit, func(c *dbus.Conn, ctx context.Context, unit, mode string, done chan<- string) (int, error) {
 		if begun { // the connection was lost, and systemd has kept the job
@@ -72,7 +65,5 @@ func (s *systemd) endKillStarting(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), reconnectLimit)
-	defer cancel()
 	return s.reload(ctx)
 }

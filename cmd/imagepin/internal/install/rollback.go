@@ -50,11 +50,11 @@ func (n *node) undo(ctx context.Context, r *record) error {
 	}
 	// A unit that does not start is an error, and does not keep the node in the change.
 	failed := n.startDependents(ctx, r.Dependents)
-	return errors.Join(n.undone(r, first), failed)
+	return errors.Join(n.endUndo(r, first), failed)
 }
 
-// undone ends a rollback.
-func (n *node) undone(r *record, first bool) error {
+// endUndo removes what only the change needs.
+func (n *node) endUndo(r *record, first bool) error {
 	if !first {
 		if err := r.Before.save(); err != nil {
 			return err

@@ -177,16 +177,8 @@ func (s *systemd) result(ctx context.Context, done <-chan string) (string, error
 
 // active reports whether a unit runs, is about to, or is about to stop.
 func (s *systemd) active(ctx context.Context, unit string) (bool, error) {
-	var p *dbus.Property
-	err := s.call(ctx, "state of "+unit, func() (err error) {
-		p, err = s.GetUnitPropertyContext(ctx, unit, "ActiveState")
-		return err
-	})
-	if err != nil {
-		return false, err
-	}
-	state, _ := p.Value.Value().(string)
-	return state != "inactive" && state != "failed", nil
+	u, err := s.unit(ctx, unit)
+	return err == nil && u.state != "inactive" && u.state != "failed", err
 }
 
 // unit is what systemd knows of a service.
